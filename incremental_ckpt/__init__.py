@@ -1,0 +1,78 @@
+"""Incremental checkpoints for recommendation models.
+
+The names here are all there is to rely on; they are loaded when first used, so that the command line loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from incremental_ckpt.checkpointer import Checkpointer
+    from incremental_ckpt.errors import (
+        CheckpointError,
+        ConflictError,
+        CorruptionError,
+        FormatError,
+        MismatchError,
+        NotFoundError,
+        SaveError,
+        StorageError,
+    )
+    from incremental_ckpt.events import FailureEvent, ResumeEvent, SaveEvent, SkipEvent
+    from incremental_ckpt.model import CheckpointInfo, Progress
+    from incremental_ckpt.policy import EveryEpoch, EverySeconds, EverySteps
+    from incremental_ckpt.repository import Repository
+    from incremental_ckpt.saving import SaveHandle
+    from incremental_ckpt.settings import Settings
+    from incremental_ckpt.storage import Store, open_store
+
+_HOMES = {
+    "Checkpointer": "checkpointer",
+    "SaveHandle": "saving",
+    "Settings": "settings",
+    "EverySteps": "policy", "EverySeconds": "policy", "EveryEpoch": "policy",
+    "CheckpointInfo": "model", "Progress": "model",
+    "SaveEvent": "events", "FailureEvent": "events", "SkipEvent": "events", "ResumeEvent": "events",
+    "Repository": "repository",
+    "Store": "storage", "open_store": "storage",
+    "CheckpointError": "errors", "NotFoundError": "errors", "ConflictError": "errors", "CorruptionError": "errors",
+    "FormatError": "errors", "MismatchError": "errors", "SaveError": "errors", "StorageError": "errors",
+}  # fmt: skip
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointInfo",
+    "Checkpointer",
+    "ConflictError",
+    "CorruptionError",
+    "EveryEpoch",
+    "EverySeconds",
+    "EverySteps",
+    "FailureEvent",
+    "FormatError",
+    "MismatchError",
+    "NotFoundError",
+    "Progress",
+    "Repository",
+    "ResumeEvent",
+    "SaveError",
+    "SaveEvent",
+    "SaveHandle",
+    "Settings",
+    "SkipEvent",
+    "StorageError",
+    "Store",
+    "open_store",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,261 @@
+"""The adapter of any model: the tables of all kinds found in it, the dense state, and the optimizers, behind the one seam.
+
+It must not know tracker, snapshot or store; it hands live tensors up and puts saved ones back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from incremental_ckpt.adapters import torch_nn, torchrec
+from incremental_ckpt.adapters.dense import DenseState
+from incremental_ckpt.adapters.fbgemm import FusedTables, Place, is_tbe, refuse_unreachable
+from incremental_ckpt.adapters.optimizers import Optimizers, is_fused
+from incremental_ckpt.adapters.walk import join, parameter_names, parameters, walk
+from incremental_ckpt.errors import CheckpointError, MismatchError, SaveError
+from incremental_ckpt.model import Field, Mark, Table
+
+
+class TableSource(Protocol):
+    """Tables that are updated in one way; they are numbered from 0 within the source."""
+
+    in_backward: bool
+
+    @property
+    def owned_modules(self) -> tuple[nn.Module, ...]: ...
+
+    @property
+    def owned_parameters(self) -> tuple[torch.Tensor, ...]: ...
+
+    def tables(self) -> Sequence[Table]: ...
+
+    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None: ...
+
+    def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None: ...
+
+    def unwatch(self) -> None: ...
+
+    def accept_edits(self) -> None: ...
+
+
+class CompositeAdapter:
+    """A ModelAdapter over every table found in a model.
+
+    Args:
+        model: any module.
+        optimizer: a torch optimizer, a TorchRec KeyedOptimizer, a list or a mapping of them, or None.
+
+    Raises:
+        CheckpointError: the model has tables whose rows cannot be reached.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: object = None) -> None:
+        self._model = model
+        self._given = optimizer
+        self._handles: list[RemovableHandle] = []
+        self._mark: Mark | None = None
+        self._mark_all: Callable[[int], None] | None = None
+        self._updated_in_backward = False
+        self._discover()
+
+    def tables(self) -> Sequence[Table]:
+        """See ModelAdapter. Looks for edits made outside of training, too: call it before the marks are frozen.
+
+        Raises:
+            MismatchError: the model was resharded into other shards than it had.
+        """
+        self._follow_resharding()
+        return [table for source in self._sources for table in source.tables()]
+
+    def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
+        assert self._mark is None, "watched already"
+        self._mark, self._mark_all = mark, mark_all
+        self._watch_sources()
+
+    def unwatch(self) -> None:
+        for source in self._sources:
+            source.unwatch()
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._mark, self._mark_all = [], None, None
+
+    def state(self) -> Mapping[str, Any]:
+        """See ModelAdapter. ``fused`` lists, for each TBE, its shards and what its optimizer counts.
+
+        Raises:
+            SaveError: rows were updated in backward and the dense optimizer has not stepped since.
+        """
+        if self._updated_in_backward and self._has_dense_optimizer():
+            raise SaveError(
+                "embedding rows were updated in backward and the dense optimizer has not stepped since: rows and dense weights would "
+                "be from different steps; save after optimizer.step()"
+            )
+        return {
+            "dense": self._dense.state(),
+            "optimizer": self._optimizers.state(self._rows_of()),
+            "fused": [
+                {"shards": [[*place] for place in self._places(source)], "counters": source.counters()}
+                for source in self._fused
+            ],
+        }
+
+    def load_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """See ModelAdapter; per-row state must have been prepared and restored before. Nothing is changed when it raises.
+
+        Args:
+            strict: False loads what both have; shapes and dtypes must still agree.
+        """
+        counters = self._counters_of(state["fused"])
+        problems = [*self._dense.problems(state["dense"]), *self._optimizers.problems(state["optimizer"])]
+        problems += [
+            f"the checkpoint has no counters of the fused optimizer of {place[0]!r}"
+            for source, found in zip(self._fused, counters, strict=True)
+            if found is None
+            for place in self._places(source)[:1]
+        ]
+        if problems and strict:
+            raise MismatchError("model and checkpoint differ:\n  " + "\n  ".join(problems))
+        self._dense.load(state["dense"])
+        self._optimizers.load(state["optimizer"])
+        for source, found in zip(self._fused, counters, strict=True):
+            if found is not None:
+                source.load_counters(found)
+        for each in self._sources:
+            each.accept_edits()
+        self._updated_in_backward = False
+
+    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
+        for source in self._sources:
+            source.prepare_restore(fields)
+        return self.tables()
+
+    def _discover(self) -> None:
+        names = parameter_names(self._model)
+        in_backward = {
+            names[id(p)]: optimizer
+            for p in parameters(self._model)
+            for optimizer in getattr(p, "_in_backward_optimizers", ())
+            if not is_fused(optimizer)
+        }
+        self._optimizers = Optimizers(self._given, names, in_backward)
+        closed: set[int] = set()
+        fused: list[FusedTables] = []
+        members: list[torch_nn.TableParameter] = []
+        plain: list[tuple[str, nn.Module]] = []
+        holders: dict[int, int] = {}
+        self._collections: list[nn.Module] = []
+        for fqn, module in walk(self._model, closed):
+            refuse_unreachable(fqn, module)
+            for parameter in {id(p): p for p in module._parameters.values() if p is not None}:
+                holders[parameter] = holders.get(parameter, 0) + 1
+            if torchrec.kernel_lists(module) or torchrec.is_kernel(module):
+                found = torchrec.tables_of(fqn, module)
+                fused += found.fused
+                members += found.parameters
+                closed |= {id(m) for m in found.closed} | {id(m) for f in found.fused for m in f.owned_modules}
+                self._collections.append(module)
+            elif is_tbe(module):
+                fused.append(FusedTables(module, _places_of_bare_tbe(fqn, module)))
+                closed.add(id(module))
+            elif torch_nn.gathers_rows(module):
+                plain.append((fqn, module))
+        members += torch_nn.table_parameters(plain, holders)
+        self._fused = fused
+        self._parameters = torch_nn.ParameterTables(members, self._optimizers)
+        self._sources: list[TableSource] = [*fused, self._parameters]
+        self._members = members
+        self._dense = DenseState(self._model, closed, {id(m.parameter) for m in members})
+        self._structure = self._current_structure()
+        shards = [t.shard for s in self._sources for t in s.tables()]
+        places = [(s.table, s.row_start, s.col_start) for s in shards]
+        if len(set(places)) != len(places):
+            twice = sorted({p[0] for p in places if places.count(p) > 1})
+            raise CheckpointError(f"several tables of the model have the same name: {', '.join(twice)}")
+        self._shards = [(s.table, s.row_start, s.rows, s.col_start, s.cols) for s in shards]
+
+    def _watch_sources(self) -> None:
+        assert self._mark is not None
+        assert self._mark_all is not None
+        base = 0
+        for source in self._sources:
+            source.watch(*_numbered_from(base, self._noting_updates(source), self._mark_all))
+            base += len(source.tables())
+        for leaf in self._optimizers.leaves:
+            hook = self._note_update if leaf.in_backward else self._note_dense_step
+            self._handles.append(leaf.optimizer.register_step_post_hook(hook))
+
+    def _noting_updates(self, source: TableSource) -> Mark:
+        mark = self._mark
+        assert mark is not None
+        if not source.in_backward:
+            return mark
+
+        def noting(table: int, rows: torch.Tensor) -> None:
+            self._updated_in_backward = True
+            mark(table, rows)
+
+        return noting
+
+    def _note_update(self, *_: object) -> None:
+        self._updated_in_backward = True
+
+    def _note_dense_step(self, *_: object) -> None:
+        self._updated_in_backward = False
+
+    def _has_dense_optimizer(self) -> bool:
+        return any(
+            parameter.requires_grad
+            for leaf in self._optimizers.leaves
+            if not leaf.in_backward
+            for parameter, _ in leaf.groups()
+        )
+
+    def _follow_resharding(self) -> None:
+        if self._current_structure() == self._structure:
+            return
+        before, watched = self._shards, self._mark is not None
+        mark, mark_all = self._mark, self._mark_all
+        self.unwatch()
+        self._discover()
+        if self._shards != before:
+            raise MismatchError("the model was resharded into other shards: close this Checkpointer and open a new one")
+        if watched:
+            self._mark, self._mark_all = mark, mark_all
+            self._watch_sources()
+            assert mark_all is not None
+            for index in range(len(self._shards)):
+                mark_all(index)  # nobody watched the new kernels until now
+
+    def _current_structure(self) -> tuple[int, ...]:
+        return tuple(id(k) for c in self._collections for k in torchrec.kernel_lists(c))
+
+    def _rows_of(self) -> Callable[[torch.Tensor], int | None]:
+        rows = {id(m.parameter): m.parameter.shape[0] for m in self._members}
+        return lambda parameter: rows.get(id(parameter))
+
+    @staticmethod
+    def _places(source: FusedTables) -> list[tuple[str, int, int]]:
+        return [(p.table, p.row_start, p.col_start) for p in source.places]
+
+    def _counters_of(self, saved: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
+        """For each TBE the saved counters of its first shard, else (after resharding) those of any shard of the same table."""
+        by_shard = {tuple(shard): entry["counters"] for entry in saved for shard in entry["shards"]}
+        by_table = {shard[0]: entry["counters"] for entry in reversed(saved) for shard in entry["shards"]}
+        first = [self._places(source)[0] for source in self._fused]
+        return [by_shard.get(place, by_table.get(place[0])) for place in first]
+
+
+def _numbered_from(base: int, mark: Mark, mark_all: Callable[[int], None]) -> tuple[Mark, Callable[[int], None]]:
+    return (lambda table, rows: mark(base + table, rows)), (lambda table: mark_all(base + table))
+
+
+def _places_of_bare_tbe(fqn: str, tbe: Any) -> list[Place]:
+    names = tbe.table_names or [f"table_{index}" for index in range(len(tbe.embedding_specs))]
+    return [
+        Place(join(fqn, name), rows, cols) for name, (rows, cols, *_) in zip(names, tbe.embedding_specs, strict=True)
+    ]

@@ -1,0 +1,97 @@
+"""Parameters, persistent buffers and extra state that belong to no table, by name, saved whole with every checkpoint.
+
+It must not know tables, optimizers or checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from incremental_ckpt.adapters.walk import join, walk
+from incremental_ckpt.errors import SaveError
+
+_EXTRA = "_extra_state"
+
+
+class DenseState:
+    """The dense state of a model.
+
+    Args:
+        model: the whole model.
+        closed: ids of modules that are tables' own, with all below them.
+        owned: ids of parameters that are tables.
+    """
+
+    def __init__(self, model: nn.Module, closed: Collection[int], owned: Collection[int]) -> None:
+        self._model = model
+        self._closed = closed
+        self._owned = owned
+
+    def state(self) -> dict[str, Any]:
+        """Live tensors (no copies) by name; a tied tensor is one object under each of its names."""
+        found: dict[str, Any] = {}
+        views: dict[int, torch.Tensor] = {}
+        for name, tensor in self._tensors():
+            if is_lazy(tensor):
+                raise SaveError(
+                    f"parameter {name!r} has no shape yet: run a batch through the model before the first save"
+                )
+            if id(tensor) not in views:
+                views[id(tensor)] = tensor.detach()
+            found[name] = views[id(tensor)]
+        for name, module in self._with_extra_state():
+            found[name] = module.get_extra_state()
+        return found
+
+    def problems(self, saved: Mapping[str, Any]) -> list[str]:
+        """What keeps ``saved`` from being loaded, one line each."""
+        found, known = [], set()
+        for name, tensor in self._tensors():
+            known.add(name)
+            value = saved.get(name)
+            if name not in saved:
+                found.append(f"{name!r} of the model is not in the checkpoint")
+            elif not isinstance(value, torch.Tensor):
+                found.append(f"{name!r} is a tensor in the model and no tensor in the checkpoint")
+            elif is_lazy(tensor):
+                found.append(f"{name!r} has no shape in the model yet: run a batch through it before resuming")
+            elif value.shape != tensor.shape or value.dtype != tensor.dtype:
+                found.append(
+                    f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} in the model, "
+                    f"{tuple(value.shape)} {value.dtype} in the checkpoint"
+                )
+        for name, _ in self._with_extra_state():
+            known.add(name)
+            if name not in saved:
+                found.append(f"{name!r} of the model is not in the checkpoint")
+        found += [f"{name!r} of the checkpoint is not in the model" for name in saved if name not in known]
+        return found
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                if name in saved:
+                    tensor.copy_(saved[name])
+        for name, module in self._with_extra_state():
+            if name in saved:
+                module.set_extra_state(deepcopy(saved[name]))
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for prefix, module in walk(self._model, self._closed):
+            for key, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in self._owned:
+                    yield join(prefix, key), parameter
+            for key, buffer in module._buffers.items():
+                if buffer is not None and key not in module._non_persistent_buffers_set:
+                    yield join(prefix, key), buffer
+
+    def _with_extra_state(self) -> Iterator[tuple[str, nn.Module]]:
+        for prefix, module in walk(self._model, self._closed):
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                yield join(prefix, _EXTRA), module

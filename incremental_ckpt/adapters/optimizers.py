@@ -1,0 +1,289 @@
+"""The torch optimizers inside whatever the user passed (KeyedOptimizers, wrappers, lists, mappings), their state under canonical names.
+
+It must not know where tables lie in a model, only which parameters' per-row state is saved with the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from incremental_ckpt.adapters.walk import class_names, join
+from incremental_ckpt.errors import MismatchError
+from incremental_ckpt.model import Field
+
+RowsOf = Callable[[torch.Tensor], int | None]
+"""The number of rows of the table that a parameter holds, or None for dense parameters."""
+
+
+@dataclass
+class Leaf:
+    """One torch optimizer that holds state itself.
+
+    Attributes:
+        name: what the user called it: a mapping's key, a list's place.
+        optimizer: the innermost optimizer; its ``step`` runs the step hooks.
+        names: of its parameters, by id, where a KeyedOptimizer has given them one.
+        in_backward: it steps while backward runs.
+    """
+
+    name: str
+    optimizer: Any
+    names: dict[int, str] = field(default_factory=dict)
+    in_backward: bool = False
+
+    def groups(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                yield parameter, group
+
+    def holds(self, parameter: torch.Tensor) -> bool:
+        return any(p is parameter for p, _ in self.groups())
+
+    def row_fields(self, parameter: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
+        """The state of a table's parameter that has one entry per row, as live views ``[rows, width]``, in order of name."""
+        state = self.optimizer.state.get(parameter) or {}
+        return {k: _rows_view(state[k]) for k in sorted(k for k, v in state.items() if _is_per_row(k, v, rows))}
+
+    def create_row_fields(self, parameter: torch.Tensor, wanted: Sequence[Field]) -> None:
+        """Create lazily created per-row state as zeros, so that rows can be restored into it, and drop what is not wanted."""
+        rows = parameter.shape[0]
+        state = self.optimizer.state.get(parameter)
+        live = self.row_fields(parameter, rows)
+        names = {f.name for f in wanted}
+        if not self.creates_state_at_once:
+            for name in live.keys() - names:
+                del state[name]
+        missing = [f for f in wanted if f.name not in live]
+        if missing and state is None:
+            state = self.optimizer.state[parameter] = {}
+        for each in missing:
+            shape = parameter.shape if each.width == parameter[:1].numel() or not rows else (rows, each.width)
+            state[each.name] = torch.zeros(shape, dtype=getattr(torch, each.dtype), device=parameter.device)
+
+    @property
+    def creates_state_at_once(self) -> bool:
+        return "Adagrad" in type(self.optimizer).__name__
+
+
+@dataclass
+class Extra:
+    """State that a wrapper keeps under a parameter of its own (TorchRec's warmup)."""
+
+    name: str
+    parameter: torch.Tensor
+    state: MutableMapping[Any, Any]
+
+
+class Optimizers:
+    """All optimizers of a training run, and their state by parameter name.
+
+    Args:
+        given: a torch optimizer, a TorchRec KeyedOptimizer, a list or a mapping of them, or None.
+        names: parameters' names in the model, by id.
+        in_backward: optimizers that the model's parameters carry, by parameter name.
+    """
+
+    def __init__(self, given: object, names: dict[int, str], in_backward: Mapping[str, Any]) -> None:
+        self.leaves: list[Leaf] = []
+        self._extras: list[Extra] = []
+        self._names = names
+        for name, optimizer in _named(given):
+            self._unwrap(name, optimizer, {})
+        for name, optimizer in in_backward.items():
+            self._add(Leaf(f"in_backward.{name}", optimizer, in_backward=True))
+
+    def holding(self, parameter: torch.Tensor) -> list[Leaf]:
+        return [leaf for leaf in self.leaves if leaf.holds(parameter)]
+
+    def state(self, rows_of: RowsOf) -> dict[str, Any]:
+        """``{optimizer name: {"state": {parameter: {...}}, "param_groups": [...], "rows": {parameter: [names of per-row state]}}}``.
+
+        Values alias live memory; per-row state of tables is named but not contained.
+        """
+        return {leaf.name: self._leaf_state(leaf, rows_of) for leaf in self.leaves} | {
+            f"{extra.name}": {"extra": extra.state[extra.parameter]}
+            for extra in self._extras
+            if extra.parameter in extra.state
+        }
+
+    def problems(self, saved: Mapping[str, Any]) -> list[str]:
+        """What keeps ``saved`` from being loaded, one line each."""
+        found = []
+        extras = {e.name for e in self._extras}
+        names = [leaf.name for leaf in self.leaves]
+        found += [f"optimizer {n!r} is not in the checkpoint" for n in names if n not in saved]
+        found += [
+            f"optimizer {n!r} of the checkpoint was not given" for n in saved if n not in names and n not in extras
+        ]
+        for leaf in self.leaves:
+            if leaf.name in saved:
+                found += [f"optimizer {leaf.name!r}: {p}" for p in self._leaf_problems(leaf, saved[leaf.name])]
+        return found
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        for leaf in self.leaves:
+            if leaf.name in saved:
+                self._load_leaf(leaf, saved[leaf.name])
+        for extra in self._extras:
+            if extra.name in saved:
+                extra.state[extra.parameter] = deepcopy(dict(saved[extra.name]["extra"]))
+            else:
+                extra.state.pop(extra.parameter, None)
+
+    def _unwrap(self, name: str, optimizer: Any, keyed: dict[int, str]) -> None:
+        parts = getattr(optimizer, "_optims", None)
+        if "CombinedOptimizer" in class_names(optimizer) and parts is not None:
+            for index, (key, part) in enumerate(parts):
+                self._unwrap(join(name, key or str(index)), part, keyed)
+            return
+        own = getattr(optimizer, "params", None)
+        inner = getattr(optimizer, "_optimizer", None) or getattr(optimizer, "optimizer", None)
+        if isinstance(own, Mapping):
+            if isinstance(inner, torch.optim.Optimizer):
+                stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                for key, parameter in own.items():
+                    if id(parameter) not in stepped and isinstance(optimizer.state, MutableMapping):
+                        self._extras.append(Extra(f"{name}:{key}", parameter, optimizer.state))
+            keyed = keyed | {id(p): key for key, p in own.items()}
+        if isinstance(inner, torch.optim.Optimizer):
+            self._unwrap(name, inner, keyed)
+        elif not is_fused(optimizer):
+            self._add(Leaf(name, optimizer, keyed))
+
+    def _add(self, leaf: Leaf) -> None:
+        if any(leaf.optimizer is known.optimizer for known in self.leaves):
+            return
+        if any(leaf.name == known.name for known in self.leaves):
+            leaf.name = f"{leaf.name}#{len(self.leaves)}"
+        if not hasattr(leaf.optimizer, "param_groups"):
+            raise TypeError(f"optimizer {leaf.name!r} is a {type(leaf.optimizer).__name__}, not a torch optimizer")
+        # KeyedOptimizer's constructor does not do what makes step() run the step hooks.
+        leaf.optimizer._patch_step_function()
+        self.leaves.append(leaf)
+
+    def _names_of(self, leaf: Leaf) -> dict[int, str]:
+        names = {}
+        for g, group in enumerate(leaf.optimizer.param_groups):
+            for p, parameter in enumerate(group["params"]):
+                key = id(parameter)
+                names[key] = self._names.get(key) or leaf.names.get(key) or f"param_groups[{g}].params[{p}]"
+        return names
+
+    def _leaf_state(self, leaf: Leaf, rows_of: RowsOf) -> dict[str, Any]:
+        names = self._names_of(leaf)
+        states: dict[str, Any] = {}
+        rows: dict[str, list[str]] = {}
+        others: dict[str, Any] = {}
+        for parameter, value in leaf.optimizer.state.items():
+            name = names.get(id(parameter))
+            if name is None:
+                if isinstance(parameter, str):
+                    others[parameter] = value
+                continue
+            height = rows_of(parameter)
+            per_row = [] if height is None else sorted(k for k, v in value.items() if _is_per_row(k, v, height))
+            states[name] = {k: v for k, v in value.items() if k not in per_row}
+            if per_row:
+                rows[name] = per_row
+        groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in leaf.optimizer.param_groups]
+        return {"state": states, "param_groups": groups, "rows": rows, "others": others}
+
+    def _leaf_problems(self, leaf: Leaf, saved: Mapping[str, Any]) -> list[str]:
+        names = self._names_of(leaf)
+        groups, live = saved["param_groups"], leaf.optimizer.param_groups
+        if len(groups) != len(live):
+            return [f"{len(live)} parameter groups, the checkpoint has {len(groups)}"]
+        found = []
+        for index, (old, new) in enumerate(zip(groups, live, strict=True)):
+            here, there = {names[id(p)] for p in new["params"]}, set(old["params"])
+            found += [f"group {index} has no parameter {n!r} of the checkpoint" for n in sorted(there - here)]
+            found += [f"group {index}: parameter {n!r} is not in the checkpoint" for n in sorted(here - there)]
+        for parameter, _ in leaf.groups():
+            name = names[id(parameter)]
+            current = leaf.optimizer.state.get(parameter) or {}
+            for key, value in saved["state"].get(name, {}).items():
+                mine = current.get(key)
+                if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.shape != value.shape:
+                    found.append(f"{name}.{key} is {tuple(mine.shape)}, in the checkpoint {tuple(value.shape)}")
+            found += [
+                f"{name}.{k} was not restored with its rows" for k in saved["rows"].get(name, ()) if k not in current
+            ]
+        return found
+
+    def _load_leaf(self, leaf: Leaf, saved: Mapping[str, Any]) -> None:
+        names, states = self._names_of(leaf), leaf.optimizer.state
+        for old, group in zip(saved["param_groups"], leaf.optimizer.param_groups, strict=True):
+            for key, value in old.items():
+                if key != "params":
+                    group[key] = _placed(value, group.get(key), None)
+        for parameter, group in leaf.groups():
+            name = names[id(parameter)]
+            if name not in saved["state"]:
+                states.pop(parameter, None)
+                continue
+            current = states.get(parameter) or {}
+            fresh = {k: current[k] for k in saved["rows"].get(name, ())}
+            for key, value in saved["state"][name].items():
+                on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+                fresh[key] = _placed(value, current.get(key), None if on_host else parameter.device)
+            states[parameter] = fresh
+        for key, value in saved["others"].items():
+            states[key] = _placed(value, states.get(key), None)
+
+
+def is_fused(optimizer: object) -> bool:
+    """Whether an optimizer's update happens inside a TBE's backward, so that its state is the TBE's."""
+    return bool({"FusedOptimizer", "EmptyFusedOptimizer"} & class_names(optimizer))
+
+
+def is_row_local(optimizer: object, group: Mapping[str, Any]) -> bool:
+    """Whether a step with a sparse gradient changes the gradient's rows and no others, neither of the weight nor of the state."""
+    if type(optimizer) is torch.optim.SparseAdam:
+        return True
+    if type(optimizer) is torch.optim.Adagrad:
+        return not group.get("weight_decay")
+    return type(optimizer) is torch.optim.SGD and not group.get("momentum") and not group.get("weight_decay")
+
+
+def _named(given: object) -> list[tuple[str, Any]]:
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        return [(str(key), optimizer) for key, optimizer in given.items()]
+    if isinstance(given, list | tuple):
+        return [(str(index), optimizer) for index, optimizer in enumerate(given)]
+    return [("0", given)]
+
+
+def _is_per_row(key: str, value: object, rows: int) -> bool:
+    return key != "step" and isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == rows
+
+
+def _rows_view(state: torch.Tensor) -> torch.Tensor:
+    flat = state.data
+    if flat.dim() == 2:
+        return flat
+    try:
+        return flat.view(flat.shape[0], flat[:1].numel() if flat.shape[0] else int(torch.tensor(flat.shape[1:]).prod()))
+    except RuntimeError as cause:
+        raise MismatchError(f"optimizer state of shape {tuple(state.shape)} is not laid out row by row") from cause
+
+
+def _placed(value: Any, current: Any, device: torch.device | None) -> Any:
+    """A saved value in the place of the current one: written into the tensor that is there, where it fits, else as a copy on the device."""
+    if isinstance(value, torch.Tensor):
+        if isinstance(current, torch.Tensor) and current.shape == value.shape and current.dtype == value.dtype:
+            current.detach().copy_(value)
+            return current
+        return value.detach().to(device=device or value.device, copy=True)
+    if isinstance(value, dict):
+        inner = current if isinstance(current, dict) else {}
+        return {k: _placed(v, inner.get(k), device) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_placed(v, None, device) for v in value)
+    return deepcopy(value)

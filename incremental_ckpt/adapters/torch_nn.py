@@ -1,0 +1,207 @@
+"""Tables that are parameters (nn.Embedding, nn.EmbeddingBag, data-parallel tables) and are updated by torch optimizers.
+
+It must not know fused tables or checkpoints: rows are marked in the optimizer's pre-step hook, where the gradients are final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from incremental_ckpt.adapters.optimizers import Leaf, Optimizers, is_row_local
+from incremental_ckpt.model import WEIGHT, Field, Mark, Shard, Table
+
+
+@dataclass(frozen=True)
+class TableParameter:
+    """One table that is a parameter.
+
+    Attributes:
+        table: its name.
+        owner: the module that has it, first of all modules that share it.
+        key: its name there.
+        users: every module that shares it.
+        may_track: False where rows change in ways that no sparse gradient tells.
+    """
+
+    table: str
+    owner: nn.Module
+    key: str
+    users: tuple[nn.Module, ...]
+    may_track: bool
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        found = self.owner._parameters[self.key]
+        assert found is not None
+        return found
+
+
+def gathers_rows(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
+
+
+def table_parameters(found: Sequence[tuple[str, nn.Module]], dense_users: Mapping[int, int]) -> list[TableParameter]:
+    """One table for each distinct weight of the embedding modules.
+
+    Args:
+        found: embedding modules by name, in the order of the model.
+        dense_users: how many modules hold a parameter, by the parameter's id; more than the embeddings among them means that it is
+            tied to something whose gradient is dense.
+    """
+    by_weight: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in found:
+        if isinstance(module._parameters.get("weight"), torch.Tensor):
+            by_weight.setdefault(id(module._parameters["weight"]), []).append((name, module))
+    tables = []
+    for key, users in by_weight.items():
+        name, owner = users[0]
+        modules = {id(m): m for _, m in users}
+        may_track = all(m.sparse and m.max_norm is None for m in modules.values()) and dense_users[key] == len(modules)
+        if not owner.weight.requires_grad:  # type: ignore[union-attr]
+            may_track = all(m.max_norm is None for m in modules.values())
+        tables.append(TableParameter(name or WEIGHT, owner, "weight", tuple(modules.values()), may_track))
+    return tables
+
+
+class ParameterTables:
+    """Tables whose rows torch optimizers update.
+
+    Args:
+        members: the tables.
+        optimizers: all that were given; what they do to a table decides whether it is tracked.
+    """
+
+    in_backward = False
+
+    def __init__(self, members: Sequence[TableParameter], optimizers: Optimizers) -> None:
+        self._members = tuple(members)
+        self._optimizers = optimizers
+        self._holders = [optimizers.holding(m.parameter) for m in members]
+        self._tracked = [self._is_tracked(i) for i in range(len(members))]
+        self._tables: list[Table | None] = [None] * len(members)
+        self._live: list[tuple[object, ...]] = [()] * len(members)
+        self._versions: list[int] | None = None
+        self._identities = [id(m.parameter) for m in members]
+        self._handles: list[RemovableHandle] = []
+        self._mark: Mark | None = None
+        self._mark_all: Callable[[int], None] | None = None
+
+    @property
+    def owned_modules(self) -> tuple[nn.Module, ...]:
+        return ()
+
+    @property
+    def owned_parameters(self) -> tuple[torch.Tensor, ...]:
+        return tuple(m.parameter for m in self._members)
+
+    def tables(self) -> Sequence[Table]:
+        return [self._table(index) for index in range(len(self._members))]
+
+    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None:
+        for member, holders in zip(self._members, self._holders, strict=True):
+            wanted = [f for f in fields.get(member.table, ()) if f.name != WEIGHT]
+            if holders and member.table in fields:
+                holders[0].create_row_fields(member.parameter, wanted)
+
+    def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
+        self._mark, self._mark_all = mark, mark_all
+        self._versions = [m.parameter._version for m in self._members]
+        leaves: dict[int, tuple[Leaf, list[int]]] = {}
+        for index, holders in enumerate(self._holders):
+            for leaf in holders:
+                leaves.setdefault(id(leaf), (leaf, []))[1].append(index)
+            if self._tracked[index]:
+                for module in self._members[index].users:
+                    loaded = partial(self._loaded, index)
+                    self._handles.append(module.register_load_state_dict_post_hook(loaded))
+        for leaf, members in leaves.values():
+            step = partial(self._before_step, members)
+            self._handles.append(leaf.optimizer.register_step_pre_hook(step))
+            self._handles.append(leaf.optimizer.register_step_post_hook(partial(self._after_step, members)))
+
+    def unwatch(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._mark, self._mark_all, self._versions = [], None, None, None
+
+    def accept_edits(self) -> None:
+        """The rows as they are now are what a checkpoint says: edits up to here are not changes."""
+        if self._versions is not None:
+            self._versions = [m.parameter._version for m in self._members]
+            self._identities = [id(m.parameter) for m in self._members]
+
+    def _is_tracked(self, index: int) -> bool:
+        member, holders = self._members[index], self._holders[index]
+        if not member.may_track:
+            return False
+        if not member.parameter.requires_grad:
+            return True
+        groups = [(leaf, g) for leaf in holders for p, g in leaf.groups() if p is member.parameter]
+        return bool(groups) and all(is_row_local(leaf.optimizer, group) for leaf, group in groups)
+
+    def _table(self, index: int) -> Table:
+        member = self._members[index]
+        weight = member.parameter
+        self._look_for_edits(index)
+        rows = weight.shape[0]
+        state: dict[str, torch.Tensor] = {}
+        for leaf in self._holders[index]:
+            state |= {k: t for k, t in leaf.row_fields(weight, rows).items() if k not in state}
+        live = (weight.data_ptr(), id(weight), *(t.data_ptr() for t in state.values()), *state)
+        known = self._tables[index]
+        if known is None or live != self._live[index]:
+            known = self._tables[index] = _table(member.table, weight, state, self._tracked[index])
+            self._live[index] = live
+        return known
+
+    def _before_step(self, members: Sequence[int], optimizer: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+        assert self._mark is not None
+        assert self._mark_all is not None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
+        for index in members:
+            if not self._tracked[index]:
+                continue
+            self._look_for_edits(index)
+            parameter = self._members[index].parameter
+            gradient = parameter.grad
+            if closure is not None and parameter.requires_grad:
+                self._mark_all(index)  # the gradient comes into being inside the step
+            elif gradient is not None and gradient.is_sparse and is_row_local(optimizer, groups[id(parameter)]):
+                self._mark(index, gradient._indices()[0])
+            elif gradient is not None:
+                self._mark_all(index)
+
+    def _after_step(self, members: Sequence[int], _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._versions is not None:
+            for index in members:
+                self._versions[index] = self._members[index].parameter._version
+
+    def _look_for_edits(self, index: int) -> None:
+        if self._versions is None or self._mark_all is None or not self._tracked[index]:
+            return
+        parameter = self._members[index].parameter
+        if parameter._version != self._versions[index] or id(parameter) != self._identities[index]:
+            self._mark_all(index)
+            self._versions[index], self._identities[index] = parameter._version, id(parameter)
+
+    def _loaded(self, index: int, _module: nn.Module, _keys: object) -> None:
+        if self._mark_all is not None and self._versions is not None:
+            self._mark_all(index)
+            parameter = self._members[index].parameter
+            self._versions[index], self._identities[index] = parameter._version, id(parameter)
+
+
+def _table(name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor], tracked: bool) -> Table:
+    # `.data` has a version counter of its own: what is written through this view is no edit of the user's.
+    views = {WEIGHT: weight.detach().data, **state}
+    fields = tuple(Field(k, str(t.dtype).removeprefix("torch."), t.shape[1]) for k, t in views.items())
+    rows, cols = weight.shape
+    return Table(Shard(name, rows, cols, 0, rows, 0, cols, fields), views, tracked)

@@ -1,0 +1,271 @@
+"""The facade: picks the adapter by what the model is, wires the floors, and decides at step boundaries whether to save.
+
+It must not know how anything is stored, copied or encoded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, get_args
+
+import torch
+
+from incremental_ckpt.adapters import adapt
+from incremental_ckpt.codecs import codec_named
+from incremental_ckpt.coordinator import coordinator
+from incremental_ckpt.errors import CheckpointError
+from incremental_ckpt.events import Event, ResumeEvent, SkipEvent
+from incremental_ckpt.format.layout import new_id
+from incremental_ckpt.model import Progress
+from incremental_ckpt.policy import BusyPolicy, EverySteps, KindPolicy, Moment, When, any_due
+from incremental_ckpt.repository import Repository
+from incremental_ckpt.resuming import RNG, USER, Resume
+from incremental_ckpt.saving import Facts, SaveHandle, Saver
+from incremental_ckpt.settings import Settings
+from incremental_ckpt.storage import open_store
+from incremental_ckpt.storage.base import Store
+from incremental_ckpt.surroundings import capture_rng, describe, differences
+from incremental_ckpt.tracker import Tracker
+
+log = logging.getLogger("incremental_ckpt")
+
+
+class Checkpointer:
+    """Saves and resumes one training run. A context manager: leaving it waits for what is in flight.
+
+    Args:
+        model: any nn.Module; sharded TorchRec modules, FBGEMM TBEs and nn.Embedding(Bag) are found in it.
+        store: a local path, a URL, or a Store.
+        optimizer: the dense optimizers: one, a list or a mapping of them. Fused optimizers belong to the model.
+        state: more objects with ``state_dict()`` and ``load_state_dict()``, by name.
+        when: at which steps ``step()`` saves: one policy or several.
+        kind: ``full``, ``one-shot``, ``consecutive`` or ``intermittent`` (see policy.choose_kind).
+        codec, optimizer_codec: how rows and their optimizer fields are encoded: ``raw``.
+        busy: what ``step()`` does when a save is due and the one before is not durable: ``defer`` it until it is, ``wait``, or ``skip`` it.
+        strict: model and checkpoint must name the same tables, parameters and state objects.
+        on_event: called on the training thread with each event, at the next call of the checkpointer.
+        settings: sizes and time limits.
+
+    Raises:
+        FormatError: the store holds something that is not a repository.
+        StorageError: the store cannot be read or written.
+        ValueError, TypeError: an argument is not what it should be.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        store: str | os.PathLike[str] | Store,
+        *,
+        optimizer: Any = None,
+        state: Mapping[str, Any] | None = None,
+        when: When | Sequence[When] = EverySteps(1000),  # noqa: B008
+        kind: KindPolicy = "intermittent",
+        codec: str = "raw",
+        optimizer_codec: str = "raw",
+        busy: BusyPolicy = "defer",
+        strict: bool = True,
+        on_event: Callable[[Event], None] | None = None,
+        settings: Settings = Settings(),  # noqa: B008
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._when = (when,) if not isinstance(when, Sequence) else tuple(when)
+        self._kind = _one_of("kind", kind, get_args(KindPolicy))
+        self._busy = _one_of("busy", busy, get_args(BusyPolicy))
+        self._user_state = _checked_state(state or {})
+        self._on_event = on_event
+        self._settings = settings
+        self._clock = clock
+        codecs = {"weight": codec_named(codec), "optimizer": codec_named(optimizer_codec)}
+        ranks = coordinator()
+        self._repository = Repository(open_store(store))
+        self._adapter = adapt(model, optimizer)
+        self._tracker = Tracker(self._adapter.tables())
+        self._environment = describe(ranks.world_size)
+        job = new_id()
+        self._saver = Saver(
+            self._repository, self._adapter, self._tracker, ranks, codecs, settings,
+            job=job, environment=self._environment, clock=clock,
+        )  # fmt: skip
+        self._resume = Resume(
+            self._repository, self._adapter, self._user_state, settings, job=job, rank=ranks.rank, strict=strict, clock=clock
+        )
+        self._last_step: int | None = None
+        self._last_epoch: int | None = None
+        self._last_seconds = clock()
+        self._deferred = False
+        self._closed = False
+        self._adapter.watch(self._tracker.mark, self._tracker.mark_all)
+        atexit.register(self.close)
+
+    def resume_from_checkpoint(self, step: int | None = None) -> Progress | None:
+        """Put model, optimizers, state objects and random generators back to a checkpoint.
+
+        Args:
+            step: of which training step; None: the newest that is whole. Of several of one step, the newest.
+
+        Returns:
+            Where the run stands, or None if the store holds no checkpoint.
+
+        Raises:
+            NotFoundError: no checkpoint of that step.
+            CorruptionError: it is damaged, and (without a step) no ancestor is whole.
+            MismatchError: model and checkpoint differ; names the tables.
+            FormatError: it was written by a newer version.
+            SaveError: a save before it failed.
+        """
+        self._open()
+        self._saver.drain(self._settings.drain_timeout)
+        self._saver.raise_failure()
+        resumed = self._resume.run(step)
+        if resumed is None:
+            log.info("%s holds no checkpoint: training starts from the model as it is", self._repository.store.url)
+            return None
+        source = resumed.chain[-1]
+        for difference in differences(source.environment, self._environment):
+            log.warning("the run that saved seq %d had other surroundings, so it need not be repeated bit for bit: %s", source.seq, difference)
+        self._saver.begin_after(resumed.newest, resumed.newest_seq, resumed.chain, complete=resumed.complete)
+        self._last_step, self._last_epoch, self._last_seconds = source.step, source.epoch, self._clock()
+        self._deferred = False
+        log.info(
+            "resumed seq %d (step %d) from %s: chain of %d, %.1f MB in %.2f s",
+            source.seq, source.step, self._repository.store.url, len(resumed.chain), resumed.bytes / 1e6, resumed.seconds,
+        )  # fmt: skip
+        self._emit(
+            [ResumeEvent(source.seq, source.step, len(resumed.chain), resumed.bytes, resumed.seconds, resumed.passed_over)]
+        )
+        return Progress(source.seq, source.step, source.epoch, source.loss, source.metrics)
+
+    def step(
+        self,
+        step: int,
+        *,
+        epoch: int | None = None,
+        loss: float | torch.Tensor | None = None,
+        metrics: Mapping[str, float | torch.Tensor] | None = None,
+    ) -> SaveHandle | None:
+        """A step has ended (after the optimizer's step): save if it is time to.
+
+        ``loss`` and ``metrics`` are read only if a save happens.
+
+        Returns:
+            The handle of the save, or None if none happened.
+
+        Raises:
+            SaveError, ConflictError: the save before failed (this call then saves nothing), or this one could not begin.
+        """
+        self._open()
+        self._emit(self._saver.events())
+        self._saver.raise_failure()
+        if self._last_step is None:
+            self._last_step, self._last_epoch = step - 1, epoch
+        moment = Moment(step, epoch, self._clock(), self._last_step, self._last_epoch, self._last_seconds)
+        if not self._deferred and not any_due(self._when, moment):
+            return None
+        if self._saver.busy:
+            if self._busy == "skip":
+                self._passed(step, epoch)
+                self._emit([SkipEvent(step)])
+                return None
+            if self._busy == "defer":
+                self._deferred = True
+                return None
+        return self.save_checkpoint(step, epoch=epoch, loss=loss, metrics=metrics)
+
+    def save_checkpoint(
+        self,
+        step: int,
+        *,
+        epoch: int | None = None,
+        loss: float | torch.Tensor | None = None,
+        metrics: Mapping[str, float | torch.Tensor] | None = None,
+        kind: KindPolicy | None = None,
+    ) -> SaveHandle:
+        """Save the state of this very moment; returns when it is safe to change. Waits for a save that is in flight.
+
+        Args:
+            kind: instead of the checkpointer's own.
+
+        Raises:
+            SaveError: the save before failed and nobody has been told yet (this call then saves nothing), or this one could not begin.
+            ConflictError: another job has gone on with this store.
+        """
+        self._open()
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"step must be a number of at least 0, not {step!r}")
+        chosen = self._kind if kind is None else _one_of("kind", kind, get_args(KindPolicy))
+        self._saver.drain(None)
+        self._emit(self._saver.events())
+        self._saver.raise_failure()
+        facts = Facts(step, epoch, None if loss is None else _read(loss), {name: _read(value) for name, value in (metrics or {}).items()})
+        handle = self._saver.save(facts, chosen, self._extra_state)
+        self._passed(step, epoch)
+        return handle
+
+    def close(self) -> None:
+        """Wait for what is in flight, then stop watching the model. Closing again does nothing.
+
+        Raises:
+            SaveError, ConflictError: the last save failed and nobody has been told yet.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        try:
+            self._saver.close(self._settings.drain_timeout)
+        finally:
+            self._adapter.unwatch()
+            self._emit(self._saver.events())
+            self._repository.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except CheckpointError as failure:
+            error.add_note(f"incremental_ckpt: the last save failed as well: {failure}")
+
+    def _extra_state(self) -> dict[str, Any]:
+        return {USER: {name: thing.state_dict() for name, thing in self._user_state.items()}, RNG: capture_rng()}
+
+    def _passed(self, step: int, epoch: int | None) -> None:
+        self._last_step, self._last_epoch, self._last_seconds = step, epoch, self._clock()
+        self._deferred = False
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        if self._on_event is not None:
+            for event in events:
+                self._on_event(event)
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ValueError("the checkpointer is closed")
+
+
+def _one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    for name, thing in state.items():
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(thing, method, None)):
+                raise TypeError(f"state[{name!r}] ({type(thing).__name__}) has no {method}(): give an object that has both")
+    return dict(state)
+
+
+def _read(value: float | torch.Tensor) -> float:
+    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)

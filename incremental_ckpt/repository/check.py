@@ -1,0 +1,164 @@
+"""Proof that a repository can be restored: what is named exists, is whole, and covers every row.
+
+It must not know models, ranks or threads, and must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+
+from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError
+from incremental_ckpt.format import layout
+from incremental_ckpt.format.manifest import Manifest, RankManifest
+from incremental_ckpt.format.pack import checksum, read_header
+from incremental_ckpt.repository.read import TableChain, read_span
+
+if TYPE_CHECKING:
+    from incremental_ckpt.repository.core import Link, Repository
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is not as it should be: the checkpoint it was met in, the object, and what is wrong."""
+
+    seq: int
+    key: str
+    what: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found.
+
+    Attributes:
+        checkpoints: how many visible checkpoints there are.
+        problems: everything that is wrong.
+        restorable: numbers that can be restored, ascending.
+        objects: how many objects were looked at.
+        bytes_read: how many bytes were read.
+    """
+
+    checkpoints: int
+    problems: tuple[Problem, ...]
+    restorable: tuple[int, ...]
+    objects: int
+    bytes_read: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+class _Check:
+    def __init__(self, repository: Repository, deep: bool) -> None:
+        self._repository = repository
+        self._deep = deep
+        self._broken: dict[str, list[Problem]] = {}
+        self.objects = 0
+        self.bytes_read = 0
+
+    def own(self, manifest: Manifest) -> list[Problem]:
+        """Problems of what a manifest names itself, found once."""
+        key = manifest.digest
+        if key not in self._broken:
+            self._broken[key] = list(self._look(manifest))
+        return self._broken[key]
+
+    def _look(self, manifest: Manifest) -> list[Problem]:
+        problems = []
+        self.objects += 1
+        for ref in manifest.ranks:
+            self.objects += 1
+            self.bytes_read += ref.size
+            try:
+                rank = self._repository.rank_manifest(ref)
+                problems += self._packs(manifest.seq, rank)
+            except CheckpointError as error:
+                problems.append(_problem(manifest.seq, ref.key, error))
+        return problems
+
+    def _packs(self, seq: int, rank: RankManifest) -> list[Problem]:
+        sizes = {o.key: o.size for o in self._repository.store.list(layout.attempt_prefix(rank.seq, rank.attempt))}
+        problems = []
+        if rank.vote != "ok":
+            problems.append(Problem(seq, "", f"rank {rank.rank} voted {rank.vote}: {rank.error}"))
+        for pack in rank.packs:
+            self.objects += 1
+            if pack.key not in sizes:
+                problems.append(Problem(seq, pack.key, "missing"))
+            elif sizes[pack.key] != pack.size:
+                problems.append(Problem(seq, pack.key, f"has {sizes[pack.key]} bytes instead of {pack.size}"))
+            else:
+                problems += self._header(seq, rank, pack.key)
+        if self._deep and not problems:
+            for span in _spans(rank):
+                self.bytes_read += span.size
+                try:
+                    read_span(self._repository, rank, span)
+                except CheckpointError as error:
+                    problems.append(_problem(seq, rank.packs[span.pack].key, error))
+        return problems
+
+    def _header(self, seq: int, rank: RankManifest, key: str) -> list[Problem]:
+        index, pack = next((i, p) for i, p in enumerate(rank.packs) if p.key == key)
+        raw = self._repository.store.get(key, 0, pack.header_size)
+        self.bytes_read += len(raw)
+        if checksum(raw) != pack.header_checksum:
+            return [Problem(seq, key, "the header is not what was written (its tensors may still be whole)")]
+        tensors = read_header(raw, key, pack.size)
+        return [
+            Problem(seq, key, f"tensor {span.tensor!r} is not where the rank manifest says")
+            for span in _spans(rank)
+            if span.pack == index and (span.tensor not in tensors or tensors[span.tensor][2:] != (span.begin, span.end))
+        ]
+
+    def coverage(self, links: list[Link]) -> list[Problem]:
+        """Tables whose rows no checkpoint of the chain carries."""
+        ranks = [self._repository.rank_manifests(link.tables) for link in links]
+        newest = links[-1].manifest.seq
+        problems = []
+        shards = {(s.shard.table, s.shard.col_start): s.shard for rank in ranks[-1] for s in rank.shards}
+        for shard in shards.values():
+            chain = TableChain(self._repository, ranks, shard.table)
+            cols = range(shard.col_start, shard.col_start + shard.cols)
+            for field in shard.fields:
+                try:
+                    chain.plan(field.name, range(shard.table_rows), cols)
+                except CheckpointError as error:
+                    problems.append(_problem(newest, "", error))
+        return problems
+
+
+def _spans(rank: RankManifest) -> list:
+    spans = [r.at for s in rank.shards for r in s.rowsets]
+    spans += [e.at for s in rank.shards for e in s.entries]
+    return spans + [t.at for s in rank.state for t in s.tensors]
+
+
+def _problem(seq: int, key: str, error: CheckpointError) -> Problem:
+    return Problem(seq, getattr(error, "key", "") or key, str(error))
+
+
+def check_repository(repository: Repository, *, deep: bool, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+    check = _Check(repository, deep)
+    listing = repository.listing()
+    problems: dict[Problem, None] = {}
+    restorable = []
+    for done, seq in enumerate(listing.seqs):
+        if progress is not None:
+            progress(done, len(listing.seqs))
+        try:
+            links = repository.links(seq, listing)
+            found = [p for link in links for m in {link.manifest.digest: link.manifest, link.tables.digest: link.tables}.values() for p in check.own(m)]
+            found = found or check.coverage(links)
+        except (CorruptionError, NotFoundError, FormatError) as error:
+            found = [_problem(seq, layout.manifest_key(seq), error)]
+        if not found:
+            restorable.append(seq)
+        problems.update(dict.fromkeys(found))
+    return CheckReport(len(listing.seqs), tuple(problems), tuple(restorable), check.objects, check.bytes_read)
+
+

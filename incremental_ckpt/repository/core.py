@@ -1,0 +1,388 @@
+"""Repository: manifests in a store, read with every digest verified, and the one write that commits.
+
+It must not know models, ranks or threads, and must not import torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import numpy as np
+
+from incremental_ckpt.errors import ConflictError, CorruptionError, FormatError, NotFoundError, SaveError, StorageError
+from incremental_ckpt.format import layout
+from incremental_ckpt.format.manifest import (
+    FORMAT,
+    Lineage,
+    Manifest,
+    RankManifest,
+    RankRef,
+    RepoFile,
+    Resume,
+    ancestors,
+)
+from incremental_ckpt.format.sealed import digest_of
+from incremental_ckpt.model import CheckpointInfo, CheckpointRef
+from incremental_ckpt.repository.check import CheckReport, check_repository
+from incremental_ckpt.repository.read import read_table
+from incremental_ckpt.storage.base import Store
+
+log = logging.getLogger("incremental_ckpt")
+
+_LISTING_RETRIES = 12
+_LAST_8_DIGIT_SEQ = 99_999_999
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What one listing of ``manifests/`` showed.
+
+    Attributes:
+        seqs: visible numbers, ascending.
+        gone: forgotten numbers.
+        bases: numbers that have an equivalent base.
+    """
+
+    seqs: tuple[int, ...]
+    gone: frozenset[int]
+    bases: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One checkpoint of a chain.
+
+    Attributes:
+        manifest: of the checkpoint itself: its state is read from here.
+        tables: the manifest that its tables are read from: the same, or that of an equivalent base.
+    """
+
+    manifest: Manifest
+    tables: Manifest
+
+
+class Repository:
+    """The checkpoints in a store. Reading it needs no model and no torch.
+
+    Raises:
+        FormatError: the store holds something else, or a newer format.
+        CorruptionError: ``repo.json`` is damaged.
+        StorageError: the store does not answer.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._manifests: dict[str, Manifest] = {}
+        self._exists = self._recognise()
+
+    def _recognise(self) -> bool:
+        try:
+            raw = self.store.get(layout.REPO)
+        except NotFoundError:
+            first = next(iter(self.store.list()), None)
+            if first is None:
+                return False
+            raise FormatError(
+                f"{self.store.url} is not a repository: it has no {layout.REPO}, but holds other objects ({first.key!r} and perhaps more). "
+                "Nothing was touched. Give an empty location, or the one that holds the checkpoints"
+            ) from None
+        found = RepoFile.from_bytes(raw, layout.REPO)
+        if found.features:
+            raise FormatError(
+                f"{self.store.url} uses features that this version does not know: {', '.join(found.features)}. Upgrade incremental_ckpt"
+            )
+        return True
+
+    def create(self) -> None:
+        """Make an empty store a repository. What exists is left as it is."""
+        if not self._exists:
+            self.store.put_if_absent(layout.REPO, [RepoFile(FORMAT, ()).to_bytes()])
+            self._exists = self._recognise()
+
+    def listing(self, after: int = 0) -> Listing:
+        """The numbers above ``after``."""
+        seqs, gone, bases = set(), set(), set()
+        begin = layout.manifest_key(after) if 0 < after < _LAST_8_DIGIT_SEQ else ""
+        for stored in self.store.list(layout.MANIFESTS, after=begin):
+            parsed = layout.parse_key(stored.key)
+            if parsed is None or parsed.seq <= after:
+                continue
+            if parsed.what == "manifest":
+                seqs.add(parsed.seq)
+            elif parsed.what == "gone":
+                gone.add(parsed.seq)
+            elif parsed.what == "base":
+                bases.add(parsed.seq)
+        return Listing(tuple(sorted(seqs - gone)), frozenset(gone), frozenset(bases))
+
+    def manifest(self, seq: int) -> Manifest:
+        """The manifest of a checkpoint, verified.
+
+        Raises:
+            NotFoundError: no such checkpoint.
+            CorruptionError: it is damaged.
+        """
+        return self._read_manifest(layout.manifest_key(seq), seq)
+
+    def _read_manifest(self, key: str, seq: int) -> Manifest:
+        if (known := self._manifests.get(key)) is None:
+            known = Manifest.from_bytes(self.store.get(key), key)
+            if known.seq != seq:
+                raise CorruptionError(
+                    f"{key} in {self.store.url} is the manifest of seq {known.seq}: it was copied over another. Restore it from a copy",
+                    key=key, expected=f"seq {seq}", found=f"seq {known.seq}",
+                )  # fmt: skip
+            self._manifests[key] = known
+        return known
+
+    def newest(self) -> Manifest | None:
+        """The newest checkpoint, or None in an empty repository. Raises CorruptionError where its manifest is damaged."""
+
+        def read() -> Manifest | None:
+            seqs = self.listing().seqs
+            return self.manifest(seqs[-1]) if seqs else None
+
+        return self.retried(read)
+
+    def newest_of(self, job: str, after: int) -> Manifest | None:
+        """The newest checkpoint above ``after``, if this job wrote it. What counts is the store, never memory: a put can have landed late."""
+        seqs = self.listing(after).seqs
+        if not seqs:
+            return None
+        newest = self.manifest(seqs[-1])
+        return newest if newest.job == job else None
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """All visible checkpoints, by ascending seq."""
+
+        def read() -> list[CheckpointInfo]:
+            return [self.manifest(seq).info() for seq in self.listing().seqs]
+
+        return self.retried(read)
+
+    def find(self, step: int) -> Manifest:
+        """The checkpoint of a step; of several the one with the highest seq.
+
+        Raises:
+            NotFoundError: naming the steps that there are.
+        """
+
+        def read() -> Manifest:
+            manifests = [self.manifest(seq) for seq in self.listing().seqs]
+            found = [m for m in manifests if m.step == step]
+            if not found:
+                steps = sorted({m.step for m in manifests})
+                shown = ", ".join(map(str, steps[-20:])) if steps else "none"
+                raise NotFoundError(f"{self.store.url} has no checkpoint of step {step}. Steps (newest 20): {shown}")
+            return found[-1]
+
+        return self.retried(read, on_missing_checkpoint=False)
+
+    def chain(self, seq: int | None = None) -> list[CheckpointInfo]:
+        """What a resume of ``seq`` (None: the newest) replays: a base first, ``seq`` last."""
+        return [link.manifest.info() for link in self.links(self.resolve(seq))]
+
+    def resolve(self, seq: int | None) -> int:
+        """``seq`` if it is visible, the newest for None.
+
+        Raises:
+            NotFoundError: there is no such checkpoint, or none at all.
+        """
+        seqs = self.listing().seqs
+        if seq is None:
+            if not seqs:
+                raise NotFoundError(f"{self.store.url} holds no checkpoint")
+            return seqs[-1]
+        if seq not in seqs:
+            raise NotFoundError(
+                f"{self.store.url} has no checkpoint {seq}"
+                + (f"; it has {seqs[0]} to {seqs[-1]} ({len(seqs)} of them)" if seqs else ": it is empty"),
+                key=layout.manifest_key(seq),
+            )
+        return seq
+
+    def links(self, seq: int, listing: Listing | None = None) -> list[Link]:
+        """The chain of a checkpoint, each manifest verified against the digest that its child names.
+
+        Raises:
+            CorruptionError: a manifest is damaged, missing or not the one that the child names.
+        """
+        bases = (listing or self.listing()).bases
+        links: list[Link] = []
+        manifest = self.manifest(seq)
+        while True:
+            equivalent = self._equivalent(manifest) if manifest.seq in bases else None
+            links.append(Link(manifest, equivalent or manifest))
+            if equivalent is not None or manifest.kind == "base":
+                return links[::-1]
+            assert manifest.parent is not None, "a delta has a parent: Manifest.from_bytes checks it"
+            parent = self.manifest(manifest.parent.seq)
+            if parent.digest != manifest.parent.digest:
+                raise CorruptionError(
+                    f"seq {manifest.seq} was saved on another checkpoint than the seq {parent.seq} that {self.store.url} holds "
+                    "(objects of two runs are mixed). Restore the parent from a copy, or resume an ancestor",
+                    key=layout.manifest_key(parent.seq), expected=manifest.parent.digest, found=parent.digest,
+                )  # fmt: skip
+            manifest = parent
+
+    def _equivalent(self, manifest: Manifest) -> Manifest | None:
+        try:
+            found = self._read_manifest(layout.base_key(manifest.seq), manifest.seq)
+        except NotFoundError:
+            return None
+        return found if found.of == manifest.digest else None
+
+    def rank_manifests(self, manifest: Manifest) -> list[RankManifest]:
+        """The rank manifests that a manifest names, verified. Order of ranks."""
+        return [self.rank_manifest(ref) for ref in manifest.ranks]
+
+    def rank_manifest(self, ref: RankRef) -> RankManifest:
+        raw = self.store.get(ref.key)
+        if len(raw) != ref.size:
+            raise CorruptionError(
+                f"{ref.key} in {self.store.url} has {len(raw)} bytes instead of {ref.size}. Restore it from a copy, or resume an ancestor",
+                key=ref.key, expected=f"{ref.size} bytes", found=f"{len(raw)} bytes",
+            )  # fmt: skip
+        found = RankManifest.from_bytes(raw, ref.key)
+        digest = digest_of(raw)
+        if digest != ref.digest:
+            raise CorruptionError(
+                f"{ref.key} in {self.store.url} is not the one that its manifest names. Restore it from a copy, or resume an ancestor",
+                key=ref.key, expected=ref.digest, found=digest,
+            )  # fmt: skip
+        return found
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Create the manifest if no object of that number exists: the commit (I4).
+
+        Returns:
+            The manifest with its digest.
+
+        Raises:
+            SaveError: an earlier attempt of this job has landed late and holds the number; that one counts.
+            ConflictError: another job holds the number.
+            StorageError: the store did not answer, and does not show the manifest either.
+        """
+        key, raw = layout.manifest_key(manifest.seq), manifest.to_bytes()
+        ours = Manifest.from_bytes(raw, key)
+        try:
+            if self.store.put_if_absent(key, [raw]):
+                return ours
+        except StorageError:
+            # The answer may be what was lost. Only the bytes in the store tell.
+            if self._stored(key) is None:
+                raise
+        stored = self._stored(key)
+        if stored is None:
+            raise StorageError(f"{self.store.url} says that {key} exists and cannot find it", retryable=True)
+        if stored == raw:
+            return ours
+        winner = Manifest.from_bytes(stored, key)
+        if winner.job == manifest.job:
+            raise SaveError(
+                f"save of step {manifest.step} failed: an earlier attempt of this job (step {winner.step}) reached {self.store.url} late and "
+                f"is now seq {winner.seq}. The rows of this save go into the next one"
+            )
+        raise ConflictError(
+            f"another job ({winner.job}) has committed seq {winner.seq} (step {winner.step}) in {self.store.url} while this one "
+            f"({manifest.job}) was running. Stop this job: its state is not the newest any more"
+        )
+
+    def _stored(self, key: str) -> bytes | None:
+        try:
+            return bytes(self.store.get(key))
+        except NotFoundError:
+            return None
+
+    def write_resume_marker(self, job: str, n: int, *, seq: int, newest: int, now: datetime | None = None) -> None:
+        """Tell prune that this job counts from ``seq``, before anything of it is read."""
+        marker = Resume(job, n, seq, newest, now or datetime.now(UTC))
+        self.store.put(layout.resume_key(job, n), [marker.to_bytes()])
+
+    def resume_markers(self) -> list[Resume]:
+        """All resumes of this run, each with the number resumed from and the newest of that time."""
+        return [Resume.from_bytes(self.store.get(o.key), o.key) for o in self.store.list(layout.RESUMES) if layout.parse_key(o.key)]
+
+    def fallbacks(self, seq: int, listing: Listing) -> Iterator[Manifest]:
+        """What may be resumed instead of a damaged ``seq``, best first: its ancestors, and nothing that merely has a lower number."""
+        try:
+            behind = set(ancestors(self.manifest(seq).lineage, seq))
+        except (CorruptionError, NotFoundError):
+            behind = self._ancestors_of_unreadable(seq, listing)
+        for lower in sorted((s for s in listing.seqs if s < seq and s in behind), reverse=True):
+            try:
+                yield self.manifest(lower)
+            except CorruptionError as damage:
+                log.warning("passing over seq %d: %s", lower, damage)
+
+    def _ancestors_of_unreadable(self, seq: int, listing: Listing) -> set[int]:
+        """The manifest that would tell its lineage is the damaged one. It goes on from the number before it, unless a job has resumed
+        from an older one when that number was the newest: then nobody can tell, and guessing could go back to an abandoned branch."""
+        before = [s for s in listing.seqs if s < seq]
+        if not before:
+            return set()
+        for marker in self.resume_markers():
+            if marker.newest == before[-1] and marker.seq != before[-1]:
+                return set()
+        try:
+            return set(ancestors(self.manifest(before[-1]).lineage, before[-1]))
+        except CorruptionError:
+            return self._ancestors_of_unreadable(before[-1], listing)
+
+    def retried(self, read: Callable[[], T], *, on_missing_checkpoint: bool = True) -> T:
+        """Run ``read`` again where it misses an object: a prune or a compaction may have passed since its listing.
+
+        Raises:
+            CorruptionError: the object is missing for good.
+        """
+        missing: NotFoundError | None = None
+        for _ in range(_LISTING_RETRIES):
+            try:
+                return read()
+            except NotFoundError as error:
+                if error.key is None and not on_missing_checkpoint:
+                    raise
+                if missing is not None and error.key == missing.key:
+                    break
+                missing = error
+                self._manifests.clear()
+        assert missing is not None
+        raise CorruptionError(
+            f"an object that is named in {self.store.url} is missing: {missing}. Restore it from a copy, or resume an ancestor",
+            key=missing.key or "", expected="an object", found="none",
+        ) from missing  # fmt: skip
+
+    def read_table(self, name: str, seq: int | None = None, rows: slice = slice(None), field: str = "weight") -> np.ndarray:  # noqa: B008
+        """Rows of a table as of a checkpoint (None: the newest).
+
+        Returns:
+            ``[rows, cols]`` in the field's dtype (bfloat16 and float8, which numpy lacks, as float32).
+
+        Raises:
+            NotFoundError: no such checkpoint, table or field.
+            CorruptionError: something it needs is damaged.
+        """
+        return self.retried(lambda: read_table(self, self.links(self.resolve(seq)), name, rows, field), on_missing_checkpoint=False)
+
+    def check(self, *, deep: bool = False) -> CheckReport:
+        """Prove what is here: everything named exists with its size and digest, every chain reaches a base, all rows are covered.
+
+        Args:
+            deep: also read every pack and verify every checksum.
+        """
+        return check_repository(self, deep=deep)
+
+
+def lineage_after(newest: Manifest | None, job: str, resumed: int) -> Sequence[Lineage]:
+    """The lineage of a job that begins when ``newest`` is the newest checkpoint and resumes from ``resumed`` (0: from nothing)."""
+    before = newest.lineage if newest is not None else ()
+    return (*before, Lineage(job, (newest.seq if newest is not None else 0) + 1, resumed))
+
+
+def ref_of(manifest: Manifest) -> CheckpointRef:
+    return CheckpointRef(manifest.seq, manifest.digest)

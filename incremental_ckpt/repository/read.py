@@ -1,0 +1,122 @@
+"""Rows of a table out of a chain, by numpy alone.
+
+It must not know models, ranks or threads, and must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from incremental_ckpt.codecs import decode_records
+from incremental_ckpt.errors import CorruptionError, NotFoundError
+from incremental_ckpt.format.manifest import RankManifest, ShardEntries, Span
+from incremental_ckpt.format.pack import checksum
+from incremental_ckpt.format.replay import MissingRows, Read, plan_reads
+from incremental_ckpt.format.rowset import decode_rows
+from incremental_ckpt.model import Field, Shard
+
+if TYPE_CHECKING:
+    from incremental_ckpt.repository.core import Link, Repository
+
+
+def read_span(repository: Repository, ranks: RankManifest, span: Span, into: memoryview | None = None) -> memoryview:
+    """The bytes of a span, verified.
+
+    Raises:
+        CorruptionError: naming the pack and the tensor.
+        NotFoundError: the pack is missing.
+    """
+    key = ranks.packs[span.pack].key
+    raw = repository.store.get(key, span.begin, span.end, into)
+    found = checksum(raw)
+    if found != span.checksum:
+        raise CorruptionError(
+            f"{key} in {repository.store.url}: tensor {span.tensor!r} (bytes {span.begin} to {span.end}) is not what was written. "
+            "Restore the object from a copy, or resume an ancestor",
+            key=key, expected=span.checksum, found=found,
+        )  # fmt: skip
+    return raw
+
+
+class TableChain:
+    """One table's shards along a chain, with its row sets read once.
+
+    Args:
+        ranks: per link the rank manifests that its tables are read from.
+    """
+
+    def __init__(self, repository: Repository, ranks: Sequence[Sequence[RankManifest]], table: str) -> None:
+        self._repository = repository
+        self._owners: dict[int, RankManifest] = {}
+        self._row_ids: dict[tuple[int, int], np.ndarray] = {}
+        self.chain: list[list[ShardEntries]] = []
+        for link in ranks:
+            members = []
+            for rank in link:
+                for shard in rank.shards:
+                    if shard.shard.table == table:
+                        self._owners[id(shard)] = rank
+                        members.append(shard)
+            self.chain.append(members)
+
+    def plan(self, field: str, rows: range, cols: range) -> list[Read]:
+        """The reads that give every wanted row once. Raises CorruptionError where some row is in no checkpoint of the chain."""
+        try:
+            return list(plan_reads(self.chain, field, rows, cols, self.row_ids))
+        except MissingRows as missing:
+            table = next(s.shard.table for link in self.chain for s in link)
+            raise CorruptionError(
+                f"table {table}, field {field!r}: {missing} in {self._repository.store.url}; the chain does not cover it",
+                key="", expected="every row", found=str(missing),
+            ) from missing  # fmt: skip
+
+    def row_ids(self, link: int, shard: ShardEntries, index: int) -> np.ndarray:
+        del link
+        if (known := self._row_ids.get((id(shard), index))) is None:
+            row_set = shard.rowsets[index]
+            rank = self._owners[id(shard)]
+            raw = read_span(self._repository, rank, row_set.at)
+            known = decode_rows(raw, count=row_set.count, rows=shard.shard.rows, key=rank.packs[row_set.at.pack].key)
+            self._row_ids[id(shard), index] = known
+        return known
+
+    def records(self, read: Read, into: memoryview | None = None) -> np.ndarray:
+        """All records of the entry that a read takes from, ``uint8 [rows of the entry, record]``."""
+        raw = read_span(self._repository, self._owners[id(read.shard_entries)], read.entry.at, into)
+        return np.frombuffer(raw, dtype=np.uint8).reshape(-1, read.entry.record)
+
+
+def field_of(shard: Shard, name: str) -> Field | None:
+    return next((f for f in shard.fields if f.name == name), None)
+
+
+def read_table(repository: Repository, links: Sequence[Link], name: str, rows: slice, field: str) -> np.ndarray:
+    ranks = [repository.rank_manifests(link.tables) for link in links]
+    table = TableChain(repository, ranks, name)
+    newest = table.chain[-1]
+    if not newest:
+        names = sorted({s.shard.table for r in ranks[-1] for s in r.shards})
+        raise NotFoundError(f"checkpoint {links[-1].manifest.seq} has no table {name!r}; it has: {', '.join(names) or 'none'}")
+    spec = field_of(newest[0].shard, field)
+    if spec is None:
+        raise NotFoundError(f"table {name!r} has no field {field!r}; it has: {', '.join(f.name for f in newest[0].shard.fields)}")
+    wanted = range(newest[0].shard.table_rows)[rows]
+    if wanted.step != 1:
+        raise ValueError(f"read_table takes rows of step 1, not {rows}")
+    # Per-row optimizer state need not have the table's columns; it is read as one block.
+    cols = range(newest[0].shard.table_cols)
+    width = spec.width if len({(s.shard.col_start, s.shard.cols) for s in newest}) == 1 else len(cols)
+    values: np.ndarray | None = None
+    for read in table.plan(field, wanted, cols):
+        records = table.records(read)[read.positions]
+        decoded = decode_records(records, read.entry.codec, field_of(read.shard_entries.shard, field) or spec)
+        if values is None:
+            values = np.empty((len(wanted), width), dtype=decoded.dtype)
+        at = read.rows
+        target = slice(at.start - wanted.start, at.stop - wanted.start) if isinstance(at, slice) else at - wanted.start
+        begin = read.shard_entries.shard.col_start if decoded.shape[1] != width else 0
+        values[target, begin : begin + decoded.shape[1]] = decoded
+    return values if values is not None else np.empty((0, width), dtype=np.float32)

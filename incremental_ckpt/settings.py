@@ -1,0 +1,43 @@
+"""Plain data that tunes a Checkpointer: sizes, threads, time limits.
+
+It must not hold components (stores, codecs, policies): those are arguments of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes in bytes, times in seconds.
+
+    Attributes:
+        pack_bytes: packs are at most about this large; also the size of the buffer through which a base is streamed.
+        entry_bytes: the records of one field are cut into entries of at most about this size, the unit of checksums and of partial reads.
+        snapshot_bytes: changed rows are copied within the stall up to this many bytes; more are streamed like a base.
+        preimage_bytes: while rows are streamed, at most this many bytes of old values of changing rows are held in memory; they are spilled to packs
+            at half of it, and training waits for the spill at all of it.
+        stream: False copies all rows of a base within the stall instead (one more copy of the model in host memory).
+        read_threads: parallel reads of a resume.
+        vote_timeout: how long rank 0 waits for the other ranks' votes, and they for its outcome.
+        drain_timeout: how long ``close`` waits for what is in flight.
+        idle_priority: run background threads at idle priority where the system has it.
+    """
+
+    pack_bytes: int = 32 * MIB
+    entry_bytes: int = 8 * MIB
+    snapshot_bytes: int = 1 << 30
+    preimage_bytes: int = 128 * MIB
+    stream: bool = True
+    read_threads: int = 4
+    vote_timeout: float = 600.0
+    drain_timeout: float = 3600.0
+    idle_priority: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("pack_bytes", "entry_bytes", "snapshot_bytes", "preimage_bytes", "read_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Settings.{name} must be at least 1, not {getattr(self, name)}")

@@ -1,0 +1,268 @@
+"""Rows copied out in the background while training goes on, exact as of the moment the stream began (design.md, "A base without stall").
+
+It must not know the tracker, codecs or stores; it is told of a row before the row changes for the first time.
+
+Why it is exact: a chunk is copied, then its table's watermark is raised past it, then the old values taken so far are laid over it. A
+row taken (before its update) while the watermark was below it is laid over the chunk, whatever the copy saw. A row
+taken after that moment changes after the copy had ended. A row above the watermark is not taken at all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from incremental_ckpt.errors import SaveError
+from incremental_ckpt.model import Table
+from incremental_ckpt.snapshot import Part, rows_per_entry
+
+
+@dataclass
+class _OldValues:
+    """Rows of one table before a change: ascending distinct ids and their fields (``uint8``) once they are on the host."""
+
+    rows: torch.Tensor
+    first: torch.Tensor | None
+    fields: list[torch.Tensor]
+    ready: torch.cuda.Event | None
+    nbytes: int
+
+    def on_host(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        if self.ready is not None:
+            self.ready.synchronize()
+        rows = self.rows.cpu().numpy()
+        fields = [f.cpu().numpy() for f in self.fields]
+        if self.first is not None:
+            # Within one batch a row may be met twice; both times its old value was copied, so either will do.
+            kept, at = np.unique(rows[self.first.cpu().numpy()], return_index=True)
+            chosen = np.flatnonzero(self.first.cpu().numpy())[at]
+            rows, fields = kept, [f[chosen] for f in fields]
+        return rows, fields
+
+
+class RowStream:
+    """The rows of tables as they were when the stream was made, in packfuls.
+
+    Args:
+        tables: all tables; ``wanted[i]`` says which rows of table i are streamed: None for all, else ascending int64 ids, empty for none.
+        pack_bytes: size of the one buffer, and so of a packful.
+        entry_bytes: size limit of one field of a part.
+        limit: bytes of old values held at most; ``take`` waits for the background thread where it is reached.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], wanted: Sequence[torch.Tensor | None], *, pack_bytes: int, entry_bytes: int, limit: int
+    ) -> None:
+        self._tables = tables
+        self._wanted = wanted
+        self._pack_bytes = pack_bytes
+        self._entry_bytes = entry_bytes
+        self._limit = limit
+        self._watermarks = [0] * len(tables)
+        self._old: dict[int, list[_OldValues]] = {}
+        self._old_bytes = 0
+        self._spoiled: str | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        self._live = [[_bytes_view(t.tensors[f.name]) for f in t.shard.fields] for t in tables]
+        # On a GPU an update may still be queued: the copies wait for all that was queued when the stream was made.
+        self._started: dict[torch.device, torch.cuda.Event] = {}
+        self._side: dict[torch.device, torch.cuda.Stream] = {}
+        for table in tables:
+            device = table.tensors["weight"].device
+            if device.type == "cuda" and device not in self._started:
+                self._started[device] = torch.cuda.current_stream(device).record_event()
+                self._side[device] = torch.cuda.Stream(device)
+
+    @property
+    def rows(self) -> int:
+        return sum(t.shard.rows if w is None else w.numel() for t, w in zip(self._tables, self._wanted, strict=True))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all rows are copied, or the stream was given up."""
+        return self._ended
+
+    def take(self, table: int, rows: torch.Tensor, first: torch.Tensor | None) -> None:
+        """Keep the old values of rows that are about to change. Training thread, on the stream of the update."""
+        if self._ended:
+            return
+        watermark = self._watermarks[table]
+        if first is None:
+            # Rows come ascending here: those below the watermark are already copied.
+            rows = rows[int(np.searchsorted(rows.numpy(), watermark)) :]
+            if not rows.numel():
+                return
+        else:
+            first = first & (rows >= watermark)
+        fields = [live.index_select(0, rows) for live in self._live[table]]
+        ready = None
+        if rows.device.type == "cuda":
+            ready = torch.cuda.current_stream(rows.device).record_event()
+        nbytes = sum(f.nbytes for f in fields) + rows.nbytes
+        with self._changed:
+            while self._old_bytes + nbytes > self._limit and self._old_bytes and not self._ended:
+                self._changed.wait()
+            if self._ended:
+                return
+            self._old.setdefault(table, []).append(_OldValues(rows, first, fields, ready, nbytes))
+            self._old_bytes += nbytes
+            self._changed.notify_all()
+
+    def spoil(self, table: int) -> None:
+        """Rows changed without being announced: the stream cannot be exact any more, and raises SaveError."""
+        if self._watermarks[table] < self._tables[table].shard.rows:
+            self._spoiled = self._tables[table].shard.table
+
+    def end(self) -> None:
+        """No more rows are streamed; ``take`` returns at once from now on. Any thread."""
+        with self._changed:
+            self._ended = True
+            self._old.clear()
+            self._old_bytes = 0
+            self._changed.notify_all()
+
+    def packfuls(self) -> Iterator[tuple[list[Part], bool]]:
+        """Lists of parts, and whether they are spilled old values (which override what comes from the tables, whatever the order in which
+        they are yielded). The arrays are valid until the next item is asked for. Background thread.
+
+        Raises:
+            SaveError: rows changed unannounced.
+        """
+        buffer = torch.empty(self._pack_bytes, dtype=torch.uint8, pin_memory=bool(self._side))
+        packful: list[Part] = []
+        used = 0
+        for index, rows in self._chunks():
+            widths = [live.shape[1] for live in self._live[index]]
+            need = sum((len(rows) * w + 63) // 64 * 64 for w in widths)
+            if packful and used + need > self._pack_bytes:
+                yield self._exact(packful), False
+                packful, used = [], 0
+                while self._old_bytes > self._limit // 2:
+                    yield from self._spilled()
+            if need > buffer.numel():
+                buffer = torch.empty(need, dtype=torch.uint8, pin_memory=bool(self._side))
+            fields = []
+            for live, width in zip(self._live[index], widths, strict=True):
+                target = buffer[used : used + len(rows) * width].view(len(rows), width)
+                self._copy_chunk(live, rows, target)
+                fields.append(target.numpy())
+                used += (len(rows) * width + 63) // 64 * 64
+            if (side := self._side.get(self._live[index][0].device)) is not None:
+                side.synchronize()
+            packful.append(Part(index, rows, tuple(fields)))
+            self._watermarks[index] = int(rows[-1]) + 1
+        if packful:
+            yield self._exact(packful), False
+        if self._spoiled is not None:
+            raise SaveError(
+                f"rows of table {self._spoiled} changed while it was being streamed, and not through an optimizer that is watched "
+                "(load_state_dict, an in-place edit): the save cannot be exact. Wait for the save before such an edit"
+            )
+        self.end()
+
+    def _chunks(self) -> Iterator[tuple[int, range | np.ndarray]]:
+        for index, (table, wanted) in enumerate(zip(self._tables, self._wanted, strict=True)):
+            step = rows_per_entry([live.shape[1] for live in self._live[index]], self._entry_bytes)
+            step = max(1, min(step, self._pack_bytes // max(1, table.shard.row_bytes + 1)))
+            ids = range(table.shard.rows) if wanted is None else wanted.cpu().numpy()
+            for begin in range(0, len(ids), step):
+                yield index, ids[begin : begin + step]
+            self._watermarks[index] = table.shard.rows
+
+    def _copy_chunk(self, live: torch.Tensor, rows: range | np.ndarray, target: torch.Tensor) -> None:
+        device = live.device
+        if device.type == "cpu":
+            source = live.numpy()
+            if isinstance(rows, range):
+                np.copyto(target.numpy(), source[rows.start : rows.stop])
+            else:
+                np.take(source, rows, axis=0, out=target.numpy(), mode="clip")
+            return
+        side = self._side[device]
+        side.wait_event(self._started[device])
+        with torch.cuda.stream(side):
+            chunk = live[rows.start : rows.stop] if isinstance(rows, range) else live[torch.from_numpy(rows).to(device)]
+            target.copy_(chunk, non_blocking=True)
+
+    def _exact(self, packful: list[Part]) -> list[Part]:
+        """Lay the old values taken so far over the chunks, and forget those that no later chunk needs."""
+        for part in packful:
+            with self._changed:
+                blocks = list(self._old.get(part.table, ()))
+            begin, end = int(part.rows[0]), int(part.rows[-1]) + 1
+            for block in blocks:
+                ids, values = block.on_host()
+                inside = np.flatnonzero((ids >= begin) & (ids < end))
+                if isinstance(part.rows, range):
+                    at = ids[inside] - begin
+                else:
+                    at = np.searchsorted(part.rows, ids[inside])
+                    same = part.rows[np.minimum(at, len(part.rows) - 1)] == ids[inside]
+                    inside, at = inside[same], at[same]
+                for target, value in zip(part.fields, values, strict=True):
+                    target[at] = value[inside]
+        for table in {part.table for part in packful}:
+            self._forget_below(table, self._watermarks[table])
+        return packful
+
+    def _forget_below(self, table: int, watermark: int) -> None:
+        with self._changed:
+            kept = []
+            for block in self._old.get(table, ()):
+                ids, values = block.on_host()
+                begin = int(np.searchsorted(ids, watermark))
+                self._old_bytes -= block.nbytes
+                if begin < len(ids):
+                    rows = torch.from_numpy(ids[begin:].copy())
+                    fields = [torch.from_numpy(v[begin:].copy()) for v in values]
+                    nbytes = sum(f.nbytes for f in fields) + rows.nbytes
+                    kept.append(_OldValues(rows, None, fields, None, nbytes))
+                    self._old_bytes += nbytes
+            if kept:
+                self._old[table] = kept
+            else:
+                self._old.pop(table, None)
+            self._changed.notify_all()
+
+    def _spilled(self) -> Iterator[tuple[list[Part], bool]]:
+        """Give out old values as parts of their own, a table at a time, and free their memory."""
+        with self._changed:
+            table = max(self._old, key=lambda t: sum(b.nbytes for b in self._old[t]))
+            blocks = self._old.pop(table)
+        ids = np.concatenate([block.on_host()[0] for block in blocks]).astype(np.int64)
+        order = np.argsort(ids, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        fields = [np.empty((len(ids), live.shape[1]), dtype=np.uint8) for live in self._live[table]]
+        begin = 0
+        while blocks:  # one block at a time is freed as it is copied: no second copy of all of them
+            block = blocks.pop(0)
+            rows, values = block.on_host()
+            for target, value in zip(fields, values, strict=True):
+                target[place[begin : begin + len(rows)]] = value
+            begin += len(rows)
+            with self._changed:
+                self._old_bytes -= block.nbytes
+                self._changed.notify_all()
+        ids = ids[order]
+        wanted = self._wanted[table]
+        if wanted is not None:
+            inside = np.isin(ids, wanted.cpu().numpy(), assume_unique=True)
+            ids, fields = ids[inside], [f[inside] for f in fields]
+        step = rows_per_entry([f.shape[1] for f in fields], self._entry_bytes)
+        parts = [Part(table, ids[b : b + step], tuple(f[b : b + step] for f in fields)) for b in range(0, len(ids), step)]
+        if parts:
+            yield parts, True
+
+
+def _bytes_view(live: torch.Tensor) -> torch.Tensor:
+    """``uint8 [rows, row bytes]``, the same memory."""
+    live = live.detach()
+    if live.numel() == 0:
+        return torch.empty(live.shape[0], live.element_size() * (live.shape[1] if live.dim() > 1 else 1), dtype=torch.uint8)
+    return live.view(torch.uint8)
