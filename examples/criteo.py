@@ -179,7 +179,7 @@ class CriteoReader:
                 f"{self.path}: the checkpoint was reading another file, of {state['rows']} rows, not {self._rows}; "
                 "give the file that the run began with, or another store"
             )
-        self._position = int(state["samples"])
+        self._position = int(state["samples"]) - 1
 
     def _load(self, keep: int | None) -> None:
         blocks = (_tsv_blocks if self.layout == "kaggle" else _parquet_blocks)(self.path, self.table_sizes)
@@ -228,7 +228,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse_tsv(text: Array, sizes: Sequence[int], first_line: int, path: Path) -> _Block:
-    ends = np.flatnonzero((text == _TAB) | (text == _NEWLINE))
+    ends: Array = np.flatnonzero((text == _TAB) | (text == _NEWLINE))
     line_ends = np.flatnonzero(text[ends] == _NEWLINE)
     columns = np.diff(line_ends, prepend=-1)
     uneven = np.flatnonzero(columns != len(COLUMNS))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import xxhash
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import KeyedOptimizer
 
@@ -51,7 +51,7 @@ def _fingerprint(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     host = value.detach().cpu().contiguous()
-    content = host.reshape(-1).view(torch.uint8).numpy()
+    content: Any = host.reshape(-1).view(torch.uint8).numpy()
     return f"{host.dtype} {tuple(host.shape)} {xxhash.xxh3_128_hexdigest(content)}"
 
 
@@ -63,7 +63,9 @@ def _gather(sharded: ShardedTensor) -> torch.Tensor | None:
     whole = torch.empty(metadata.size, dtype=metadata.tensor_properties.dtype) if rank == 0 else None
     for shard in sorted(metadata.shards_metadata, key=lambda shard: tuple(shard.shard_offsets)):
         offsets = tuple(shard.shard_offsets)
-        owner = shard.placement.rank()
+        placement = shard.placement
+        assert placement is not None
+        owner = placement.rank()
         if rank == owner and rank != 0:
             dist.send(mine[offsets].contiguous(), dst=0)
         if whole is None:
@@ -71,7 +73,7 @@ def _gather(sharded: ShardedTensor) -> torch.Tensor | None:
         if owner == 0:
             part = mine[offsets]
         else:
-            device = shard.placement.device() if dist.get_backend() == "nccl" else "cpu"
+            device = placement.device() if dist.get_backend() == "nccl" else "cpu"
             part = torch.empty(shard.shard_sizes, dtype=whole.dtype, device=device)
             dist.recv(part, src=owner)
         whole[tuple(slice(o, o + n) for o, n in zip(offsets, shard.shard_sizes, strict=True))] = part

@@ -168,7 +168,7 @@ def train(arguments: argparse.Namespace, reader: CriteoReader) -> int:
                 if step == arguments.steps and not saved:
                     checkpointer.save_checkpoint(step, epoch=reader.epoch, loss=loss.detach())
             if step % 20 == 0:
-                steps.set_postfix(loss=f"{loss.item():.4f}", epoch=reader.epoch, refresh=False)
+                steps.set_postfix_str(f"epoch {reader.epoch}, loss {loss.item():.4f}{log.latest()}", refresh=False)
 
     if leader and log.saves:
         show(table_of(log.saves))
@@ -180,11 +180,11 @@ def train(arguments: argparse.Namespace, reader: CriteoReader) -> int:
 
 
 def _quiet() -> None:
-    """TorchRec, FBGEMM and DDP warn of much that is meant; this library's own messages stay."""
+    """TorchRec, FBGEMM and DDP warn of much that is meant; warnings of incremental_ckpt stay."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warnings.filterwarnings("ignore", module=r"torch|torchrec|fbgemm_gpu|tensordict|torchmetrics")
     logging.basicConfig(format="%(message)s", level=logging.ERROR)
-    logging.getLogger("incremental_ckpt").setLevel(logging.INFO)
+    logging.getLogger("incremental_ckpt").setLevel(logging.WARNING)  # the progress bar and the table tell of the saves
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 
 

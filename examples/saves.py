@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 
@@ -56,15 +57,19 @@ class SaveLog:
             with self._path.open("a") as file:
                 file.write(json.dumps(vars(save)) + "\n")
 
+    def latest(self) -> str:
+        """For the progress bar."""
+        return f", saved {self.saves[-1].kind} of {size_of(self.saves[-1].bytes)}" if self.saves else ""
+
 
 def read_saves(path: Path) -> list[Save]:
     return [Save(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table_of(saves: Sequence[Save], title: str = "") -> Table:
-    table = Table(title=title or None, title_justify="left")
-    for heading in ("checkpoint", "step", "kind", "rows", "of all rows", "size", "of a full one", "stall"):
-        table.add_column(heading, justify="left" if heading == "kind" else "right")
+def table_of(saves: Sequence[Save]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("seq", "step", "kind", "rows", "of all", "size", "of full", "stall"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right", no_wrap=True)
     for save in saves:
         table.add_row(
             str(save.seq),
@@ -72,12 +77,12 @@ def table_of(saves: Sequence[Save], title: str = "") -> Table:
             save.kind,
             f"{save.rows:,}",
             f"{save.rows / max(save.table_rows, 1):.2%}",
-            _size(save.bytes),
+            size_of(save.bytes),
             f"{save.bytes / save.full_bytes:.1%}",
             f"{save.stall_seconds * 1e3:.1f} ms",
         )
     return table
 
 
-def _size(size: int) -> str:
+def size_of(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"

@@ -46,7 +46,8 @@ class Checkpointer:
         when: at which steps ``step()`` saves: one policy or several.
         kind: ``full``, ``one-shot``, ``consecutive`` or ``intermittent`` (see policy.choose_kind).
         codec, optimizer_codec: how rows and their optimizer fields are encoded: ``raw``.
-        busy: what ``step()`` does when a save is due and the one before is not durable: ``defer`` it until it is, ``wait``, or ``skip`` it.
+        busy: what ``step()`` does when a save is due and the one before is not durable: ``defer`` it until it is,
+            ``wait``, or ``skip`` it.
         strict: model and checkpoint must name the same tables, parameters and state objects.
         on_event: called on the training thread with each event, at the next call of the checkpointer.
         settings: sizes and time limits.
@@ -93,7 +94,14 @@ class Checkpointer:
             job=job, environment=self._environment, clock=clock,
         )  # fmt: skip
         self._resume = Resume(
-            self._repository, self._adapter, self._user_state, settings, job=job, rank=ranks.rank, strict=strict, clock=clock
+            self._repository,
+            self._adapter,
+            self._user_state,
+            settings,
+            job=job,
+            rank=ranks.rank,
+            strict=strict,
+            clock=clock,
         )
         self._last_step: int | None = None
         self._last_epoch: int | None = None
@@ -128,16 +136,25 @@ class Checkpointer:
             return None
         source = resumed.chain[-1]
         for difference in differences(source.environment, self._environment):
-            log.warning("the run that saved seq %d had other surroundings, so it need not be repeated bit for bit: %s", source.seq, difference)
+            log.warning(
+                "the run that saved seq %d had other surroundings, so it need not be repeated bit for bit: %s",
+                source.seq,
+                difference,
+            )
         self._saver.begin_after(resumed.newest, resumed.newest_seq, resumed.chain, complete=resumed.complete)
         self._last_step, self._last_epoch, self._last_seconds = source.step, source.epoch, self._clock()
         self._deferred = False
         log.info(
             "resumed seq %d (step %d) from %s: chain of %d, %.1f MB in %.2f s",
-            source.seq, source.step, self._repository.store.url, len(resumed.chain), resumed.bytes / 1e6, resumed.seconds,
+            source.seq, source.step, self._repository.store.url,
+            len(resumed.chain), resumed.bytes / 1e6, resumed.seconds,
         )  # fmt: skip
         self._emit(
-            [ResumeEvent(source.seq, source.step, len(resumed.chain), resumed.bytes, resumed.seconds, resumed.passed_over)]
+            [
+                ResumeEvent(
+                    source.seq, source.step, len(resumed.chain), resumed.bytes, resumed.seconds, resumed.passed_over
+                )
+            ]
         )
         return Progress(source.seq, source.step, source.epoch, source.loss, source.metrics)
 
@@ -157,7 +174,8 @@ class Checkpointer:
             The handle of the save, or None if none happened.
 
         Raises:
-            SaveError, ConflictError: the save before failed (this call then saves nothing), or this one could not begin.
+            SaveError, ConflictError: the save before failed (this call then saves nothing), or this one could not
+                begin.
         """
         self._open()
         self._emit(self._saver.events())
@@ -192,7 +210,8 @@ class Checkpointer:
             kind: instead of the checkpointer's own.
 
         Raises:
-            SaveError: the save before failed and nobody has been told yet (this call then saves nothing), or this one could not begin.
+            SaveError: the save before failed and nobody has been told yet (this call then saves nothing), or this one
+                could not begin.
             ConflictError: another job has gone on with this store.
         """
         self._open()
@@ -202,7 +221,12 @@ class Checkpointer:
         self._saver.drain(None)
         self._emit(self._saver.events())
         self._saver.raise_failure()
-        facts = Facts(step, epoch, None if loss is None else _read(loss), {name: _read(value) for name, value in (metrics or {}).items()})
+        facts = Facts(
+            step,
+            epoch,
+            None if loss is None else _read(loss),
+            {name: _read(value) for name, value in (metrics or {}).items()},
+        )
         handle = self._saver.save(facts, chosen, self._extra_state)
         self._passed(step, epoch)
         return handle
@@ -227,7 +251,9 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.close()
             return
@@ -263,7 +289,9 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     for name, thing in state.items():
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(thing, method, None)):
-                raise TypeError(f"state[{name!r}] ({type(thing).__name__}) has no {method}(): give an object that has both")
+                raise TypeError(
+                    f"state[{name!r}] ({type(thing).__name__}) has no {method}(): give an object that has both"
+                )
     return dict(state)
 
 

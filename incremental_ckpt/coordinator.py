@@ -45,7 +45,8 @@ def coordinator() -> Coordinator:
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise MismatchError(
-            f"this job has {dist.get_world_size()} ranks; this version of incremental_ckpt saves jobs of one process only. "
+            f"this job has {dist.get_world_size()} ranks; this version of incremental_ckpt saves jobs of one process "
+            "only. "
             "Nothing was written. Start it with one process"
         )
     return SingleProcess()

@@ -7,7 +7,8 @@ It must not know anything else of the package.
     |-- ConflictError               another job has committed to this store: stop this job
     |-- CorruptionError             bytes are not what was written: restore an ancestor, or the object from a copy
     |-- FormatError                 not a repository, or written by a newer version: upgrade, or give another path
-    |-- MismatchError               model and checkpoint name different tables or parameters: fix the model or strict=False
+    |-- MismatchError               model and checkpoint name different tables or parameters: fix the model or
+    strict=False
     |-- SaveError                   this save failed, its rows go into the next one: free the cause, train on
     `-- StorageError                the store does not answer or refuses: fix disk, network or credentials
 """

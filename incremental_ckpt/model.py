@@ -76,7 +76,8 @@ class CheckpointRef:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One committed checkpoint as users see it. Sizes in bytes; ``rows`` counts the rows carried, ``table_rows`` all rows."""
+    """One committed checkpoint as users see it. Sizes in bytes; ``rows`` counts the rows carried, ``table_rows`` all
+    rows."""
 
     seq: int
     step: int
@@ -111,8 +112,10 @@ class Table:
 
     Attributes:
         shard: the facts.
-        tensors: for each field name a tensor ``[rows, width]``, a view of live memory on the table's device; a write to it changes the model.
-        tracked: whether every update of a row is announced to the tracker before it happens. False: any row may change at any
+        tensors: for each field name a tensor ``[rows, width]``, a view of live memory on the table's device; a write to
+            it changes the model.
+        tracked: whether every update of a row is announced to the tracker before it happens. False: any row may change
+            at any
             time, and every checkpoint carries all rows.
     """
 
@@ -122,7 +125,8 @@ class Table:
 
 
 Mark = Callable[[int, "torch.Tensor"], None]
-"""``mark(table index, local row ids)``: these rows are about to change. Ids may repeat; int32 or int64, on the table's device."""
+"""``mark(table index, local row ids)``: these rows are about to change. Ids may repeat; int32 or int64, on the "
+"table's device."""
 
 
 class ModelAdapter(Protocol):
@@ -135,19 +139,23 @@ class ModelAdapter(Protocol):
         """
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
-        """Call ``mark`` from now on, in the thread and on the stream of the update, before it changes the rows; ``mark_all(table)`` where a
+        """Call ``mark`` from now on, in the thread and on the stream of the update, before it changes the rows;
+        ``mark_all(table)`` where a
         change cannot be told by rows (a ``load_state_dict``, an in-place edit)."""
 
     def unwatch(self) -> None:
         """Remove every hook that watch installed."""
 
     def state(self) -> Mapping[str, Any]:
-        """All state that is not rows, as nested containers whose tensors may alias live memory: ``dense`` (parameters and buffers by
-        name), ``optimizer`` (without the rows' fields), ``fused`` (counters of fused optimizers). Raises SaveError in the
+        """All state that is not rows, as nested containers whose tensors may alias live memory: ``dense`` (parameters
+        and buffers by
+        name), ``optimizer`` (without the rows' fields), ``fused`` (counters of fused optimizers). Raises SaveError in
+        the
         middle of a step (a fused update ran since the dense optimizer's last step)."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Put back what ``state`` gave, on CPU tensors. Raises MismatchError where names or shapes differ."""
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
-        """Make sure that lazily created per-row state exists for the given fields (by table), and return ``tables()``."""
+        """Make sure that lazily created per-row state exists for the given fields (by table), and return
+        ``tables()``."""

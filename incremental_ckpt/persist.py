@@ -79,7 +79,8 @@ class Verdict:
     Attributes:
         committed: the manifest, if this attempt committed.
         error: what went wrong otherwise.
-        newest: the newest checkpoint of this job in the store, as the look after the attempt showed it; None where there is none.
+        newest: the newest checkpoint of this job in the store, as the look after the attempt showed it; None where
+            there is none.
         looked: whether the look succeeded; if not, the next attempt looks first.
     """
 
@@ -93,7 +94,14 @@ class RankWriter:
     """Packs, entries and finally the vote of one rank for one attempt. Background thread."""
 
     def __init__(
-        self, repository: Repository, attempt: Attempt, shards: Sequence[Shard], codecs: Mapping[str, Codec], *, rank: int, world_size: int
+        self,
+        repository: Repository,
+        attempt: Attempt,
+        shards: Sequence[Shard],
+        codecs: Mapping[str, Codec],
+        *,
+        rank: int,
+        world_size: int,
     ) -> None:
         self._repository = repository
         self._attempt = attempt
@@ -104,7 +112,8 @@ class RankWriter:
         self._packs: list[Pack] = []
         self._rowsets: list[list[RowSet]] = [[] for _ in shards]
         self._entries: list[list[Entry]] = [[] for _ in shards]
-        # Old values that a stream spilled hold over what was read from the table, so they come last (format.md section 6).
+        # Old values that a stream spilled hold over what was read from the table, so they come last (format.md section
+        # 6).
         self._overriding: list[list[Entry]] = [[] for _ in shards]
         self._parts = [0] * len(shards)
         self._weights = 0
@@ -145,7 +154,13 @@ class RankWriter:
             dtype, shape = (field.dtype, (len(records), field.width)) if typed else ("uint8", records.shape)
             index = builder.add(f"{part.table}.{field.name}.{number}", dtype, shape, [_bytes_of(records)])
 
-            def fill(spans: list[Span], index: int = index, field: str = field.name, codec: str = codec.name, size: int = records.shape[1]) -> None:
+            def fill(
+                spans: list[Span],
+                index: int = index,
+                field: str = field.name,
+                codec: str = codec.name,
+                size: int = records.shape[1],
+            ) -> None:
                 entries[part.table].append(Entry(field, codec, size, rows, spans[index]))
 
             pending.append(fill)
@@ -189,7 +204,9 @@ class RankWriter:
         """
         shards = tuple(
             ShardEntries(shard, tuple(rowsets), (*entries, *overriding))
-            for shard, rowsets, entries, overriding in zip(self._shards, self._rowsets, self._entries, self._overriding, strict=True)
+            for shard, rowsets, entries, overriding in zip(
+                self._shards, self._rowsets, self._entries, self._overriding, strict=True
+            )
         )
         ref = self._put_vote("ok", "", shards, state)
         return ref, self._weights, ref.size + sum(p.size for p in self._packs)
@@ -211,12 +228,13 @@ class RankWriter:
 
 
 def _bytes_of(records: np.ndarray) -> Buffer:
-    return memoryview(records.reshape(-1)) if records.flags.c_contiguous else memoryview(np.ascontiguousarray(records).reshape(-1))
+    return np.ascontiguousarray(records).reshape(-1).data
 
 
 @dataclass(frozen=True)
 class Content:
-    """What one rank writes: its shards, its state, and its rows in packfuls (each with whether it overrides the others).
+    """What one rank writes: its shards, its state, and its rows in packfuls (each with whether it overrides the
+    others).
 
     ``end`` releases what the packfuls stand on, whatever happened.
     """
@@ -287,7 +305,9 @@ class Persister:
         except CheckpointError:
             pass  # the store is what failed: rank 0 misses the vote and its timeout ends the attempt
 
-    def _decide(self, attempt: Attempt, mine: tuple[RankRef, int, int] | None, error: CheckpointError | None) -> Verdict:
+    def _decide(
+        self, attempt: Attempt, mine: tuple[RankRef, int, int] | None, error: CheckpointError | None
+    ) -> Verdict:
         committed: Manifest | None = None
         if error is None and mine is not None:
             try:
@@ -312,7 +332,8 @@ class Persister:
             table_rows += sum(s.shard.rows for s in vote.shards if s.shard.col_start == 0)
         return Manifest(
             seq=attempt.seq, step=attempt.step, epoch=attempt.epoch, loss=attempt.loss, metrics=dict(attempt.metrics),
-            kind=attempt.kind, parent=attempt.parent, next_parent=attempt.next_parent, job=attempt.job, attempt=attempt.attempt,
+            kind=attempt.kind, parent=attempt.parent, next_parent=attempt.next_parent,
+            job=attempt.job, attempt=attempt.attempt,
             lineage=tuple(attempt.lineage), created=self._now(), world_size=self._world_size, ranks=tuple(refs),
             totals=Totals(rows, table_rows, size), environment=attempt.environment,
         )  # fmt: skip
@@ -322,7 +343,9 @@ class Persister:
         raw = self._await_object(key, f"rank {rank} has not voted on seq {attempt.seq} (step {attempt.step})")
         vote = RankManifest.from_bytes(raw, key)
         if vote.vote != "ok":
-            raise SaveError(f"save of step {attempt.step} failed on rank {rank}: {vote.error}. Its rows go into the next save")
+            raise SaveError(
+                f"save of step {attempt.step} failed on rank {rank}: {vote.error}. Its rows go into the next save"
+            )
         return RankRef(key, len(raw), digest_of(raw)), vote
 
     def _await_object(self, key: str, missing: str) -> bytes:
@@ -334,7 +357,8 @@ class Persister:
             except NotFoundError:
                 if self._clock() > deadline:
                     raise SaveError(
-                        f"{missing} within {self._settings.vote_timeout:g} s. Is it alive, and does it write to the same store "
+                        f"{missing} within {self._settings.vote_timeout:g} s. Is it alive, and does it write to the "
+                        "same store "
                         f"({self._repository.store.url})?"
                     ) from None
             self._sleep(pause)
@@ -372,25 +396,32 @@ class Persister:
 
 
 def _rows(shard: ShardEntries, rowsets: Sequence[RowSet], entry: Entry) -> int:
-    return len(entry.rows) if isinstance(entry.rows, range) else rowsets[entry.rows].count if shard.shard.col_start == 0 else 0
+    return (
+        len(entry.rows)
+        if isinstance(entry.rows, range)
+        else rowsets[entry.rows].count
+        if shard.shard.col_start == 0
+        else 0
+    )
 
 
 def _save_error(attempt: Attempt, cause: Exception) -> CheckpointError:
     if isinstance(cause, SaveError):
         return cause
     error = SaveError(
-        f"save of step {attempt.step} (seq {attempt.seq}) failed and committed nothing: {cause}. Its rows stay marked and go into the next save"
+        f"save of step {attempt.step} (seq {attempt.seq}) failed and committed nothing: {cause}. Its rows stay marked "
+        "and go into the next save"
     )
     error.__cause__ = cause
     return error
 
 
 def lower_priority() -> None:
-    """Make the calling thread run only where the system is idle (Linux SCHED_IDLE), so that training keeps its cores."""
+    """Make the calling thread run only where the system is idle (Linux SCHED_IDLE), so that training keeps its
+    cores."""
     if not hasattr(os, "SCHED_IDLE"):
         return
     try:
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     except OSError:
         pass  # not permitted in some sandboxes: the thread then runs at normal priority
-

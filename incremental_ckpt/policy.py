@@ -15,7 +15,8 @@ BusyPolicy = Literal["defer", "wait", "skip"]
 
 @dataclass(frozen=True)
 class Moment:
-    """A step boundary, and the last one at which a save happened (or the run began). Seconds are of one monotonic clock."""
+    """A step boundary, and the last one at which a save happened (or the run began). Seconds are of one monotonic
+    clock."""
 
     step: int
     epoch: int | None
@@ -92,7 +93,8 @@ def choose_kind(policy: KindPolicy, shares: Sequence[float]) -> NextKind:
     Args:
         shares: sizes of the deltas committed since the last base, each as a share of a full checkpoint, oldest first.
 
-    ``intermittent`` is Check-N-Run's history-based predictor (NSDI'22, section 5.1): after deltas S_1..S_i a new base pays as soon as
+    ``intermittent`` is Check-N-Run's history-based predictor (NSDI'22, section 5.1): after deltas S_1..S_i a new base
+    pays as soon as
     1 + S_1 + ... + S_i <= (i + 1) * S_i.
     """
     if policy not in get_args(KindPolicy):

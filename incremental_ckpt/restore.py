@@ -1,4 +1,5 @@
-"""Replay a chain into live tables: every row once, from the newest checkpoint that carries it, whatever the sharding was.
+"""Replay a chain into live tables: every row once, from the newest checkpoint that carries it, whatever the sharding
+was.
 
 It must not know trackers, policies or which model the tables belong to.
 """
@@ -98,10 +99,15 @@ def compare_tables(found: Mapping[str, Sequence[Shard]], live: Sequence[Table], 
         for name in sorted(mine.keys() | theirs.keys()):
             if mine.get(name) != theirs.get(name):
                 fatal.append(
-                    f"table {table}: field {name} is {_field(mine.get(name))} in the model and {_field(theirs.get(name))} in the checkpoint"
+                    f"table {table}: field {name} is {_field(mine.get(name))} in the model and "
+                    f"{_field(theirs.get(name))} in the checkpoint"
                 )
     if fatal or (strict and names):
-        raise MismatchError("model and checkpoint differ: " + "; ".join([*fatal, *names]) + ("" if fatal else ". strict=False loads what both have"))
+        raise MismatchError(
+            "model and checkpoint differ: "
+            + "; ".join([*fatal, *names])
+            + ("" if fatal else ". strict=False loads what both have")
+        )
     return names
 
 
@@ -114,7 +120,12 @@ def _field(field: Field | None) -> str:
 
 
 def load_tables(
-    repository: Repository, found: Found, tables: Sequence[Table], *, threads: int, progress: Callable[[int], None] | None = None
+    repository: Repository,
+    found: Found,
+    tables: Sequence[Table],
+    *,
+    threads: int,
+    progress: Callable[[int], None] | None = None,
 ) -> None:
     """Read all rows of the given tables into their live tensors.
 
@@ -128,10 +139,18 @@ def load_tables(
         live = table.tensors[field.name].detach()
         raw = live.view(torch.uint8).numpy() if live.device.type == "cpu" and live.numel() else None
         start = table.shard.row_start
-        rows = slice(read.rows.start - start, read.rows.stop - start) if isinstance(read.rows, slice) else read.rows - start
-        whole = isinstance(read.positions, slice) and isinstance(rows, slice) and read.entry.at.size == (rows.stop - rows.start) * read.entry.record
+        rows = (
+            slice(read.rows.start - start, read.rows.stop - start)
+            if isinstance(read.rows, slice)
+            else read.rows - start
+        )
+        whole = (
+            isinstance(read.positions, slice)
+            and isinstance(rows, slice)
+            and read.entry.at.size == (rows.stop - rows.start) * read.entry.record
+        )
         if whole and raw is not None and read.entry.codec == "raw" and raw.flags.c_contiguous:
-            chain.records(read, memoryview(raw[rows].reshape(-1)))
+            chain.records(read, raw[rows].reshape(-1).data)
             return read.entry.at.size
         if getattr(buffers, "memory", None) is None or len(buffers.memory) < read.entry.at.size:
             buffers.memory = bytearray(read.entry.at.size)
@@ -181,9 +200,11 @@ def _load_one(repository: Repository, source: RankManifest, state: State) -> Any
     for stored in state.tensors:
         memory = torch.empty(stored.at.size, dtype=torch.uint8)
         if stored.at.size:
-            read_span(repository, source, stored.at, memoryview(memory.numpy()))
+            read_span(repository, source, stored.at, memory.numpy().data)
         dtype = getattr(torch, stored.dtype)
-        tensors.append(memory.view(dtype).view(stored.shape) if stored.at.size else torch.empty(stored.shape, dtype=dtype))
+        tensors.append(
+            memory.view(dtype).view(stored.shape) if stored.at.size else torch.empty(stored.shape, dtype=dtype)
+        )
     key = layout.rank_manifest_key(source.seq, source.attempt, source.rank)
     return from_tree(state.tree, tensors, key=key, make=_make)
 
@@ -195,5 +216,5 @@ def _make(tag: str, value: Any) -> object:
         return torch.device(value)
     dtype = getattr(torch, value, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"no such dtype: {value!r}")
+        raise ValueError(f"no such dtype: {value!r}")  # noqa: TRY004 - a wrong value of the right type
     return dtype

@@ -1,4 +1,5 @@
-"""One resume: pick a checkpoint, mark the resume, verify, load tables and state, fall back along the ancestors where something is damaged.
+"""One resume: pick a checkpoint, mark the resume, verify, load tables and state, fall back along the ancestors where
+something is damaged.
 
 It must not know trackers or saves.
 """
@@ -106,8 +107,10 @@ class Resume:
                 following = next(candidates, None)
                 if following is None:
                     raise CorruptionError(
-                        f"no checkpoint in {self._repository.store.url} can be resumed: seq {newest} is damaged ({passed_over[0][1]}) and "
-                        f"none of its ancestors is whole. `ickpt check` lists what can be restored; resume_from_checkpoint(step=...) takes it",
+                        f"no checkpoint in {self._repository.store.url} can be resumed: seq {newest} is damaged "
+                        f"({passed_over[0][1]}) and "
+                        "none of its ancestors is whole. `ickpt check` lists what can be restored; "
+                        "resume_from_checkpoint(step=...) takes it",
                         key=damage.key, expected=damage.expected, found=damage.found,
                     ) from damage  # fmt: skip
                 seq = following.seq
@@ -159,7 +162,10 @@ class Resume:
         if self._strict and (missing or extra):
             lines = [f"{name!r} is registered and not in the checkpoint" for name in sorted(missing)]
             lines += [f"{name!r} is in the checkpoint and not registered" for name in sorted(extra)]
-            raise MismatchError(f"state objects and seq {seq} differ: {'; '.join(lines)}. Register the same (state=...), or strict=False")
+            raise MismatchError(
+                f"state objects and seq {seq} differ: {'; '.join(lines)}. Register the same (state=...), or "
+                "strict=False"
+            )
         return {name: value for name, value in user.items() if name in self._user_state}
 
     def _overlay(self, state: dict[str, Any]) -> list[str]:

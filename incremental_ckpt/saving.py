@@ -1,6 +1,7 @@
 """One save after another: plan, freeze, copy (the stall), hand over to the background, settle the marks by the outcome.
 
-It must not know when saves are due; it decides which number, parent and marks, and nothing of it from memory of what was written.
+It must not know when saves are due; it decides which number, parent and marks, and nothing of it from memory of what
+was written.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class SaveHandle:
             TimeoutError: not done within ``timeout`` seconds; the save goes on.
         """
         if not self._finished.wait(timeout):
-            raise TimeoutError(f"the save of step {self.step} (seq {self.seq}) is not done after {timeout} s; it goes on")
+            raise TimeoutError(
+                f"the save of step {self.step} (seq {self.seq}) is not done after {timeout} s; it goes on"
+            )
         if self._error is not None:
             self._raised = True
             raise self._error
@@ -166,7 +169,9 @@ class Saver:
         self._shares: list[float] = []
         self._chain_lengths: dict[int, int] = {}
 
-    def begin_after(self, newest: Manifest | None, newest_seq: int, resumed: Sequence[Manifest], *, complete: bool) -> None:
+    def begin_after(
+        self, newest: Manifest | None, newest_seq: int, resumed: Sequence[Manifest], *, complete: bool
+    ) -> None:
         """Start the job's own numbers.
 
         Args:
@@ -181,7 +186,8 @@ class Saver:
         self._newest_seq = newest_seq
         self._parent = ref_of(source) if source else None
         self._parent_shards = tuple(t.shard for t in self._adapter.tables())
-        # A branch starts with a base: a delta's parent would lie behind numbers of another branch, which prune may drop.
+        # A branch starts with a base: a delta's parent would lie behind numbers of another branch, which prune may
+        # drop.
         self._must_base = source is None or not complete or source.seq != newest_seq
         deltas = [m for m in resumed if m.kind == "delta"]
         self._shares = [m.totals.rows / max(1, m.totals.table_rows) for m in deltas]
@@ -249,7 +255,8 @@ class Saver:
         """Begin without a resume; what the store holds is left alone, and the numbers go on behind it."""
         if newest is not None:
             log.warning(
-                "%s already holds checkpoints up to seq %d (step %d), and this job did not resume from them: it starts with a base of its own",
+                "%s already holds checkpoints up to seq %d (step %d), and this job did not resume from them: it "
+                "starts with a base of its own",
                 self._repository.store.url, newest.seq, newest.step,
             )  # fmt: skip
         marked = newest.seq if newest is not None else 0
@@ -282,7 +289,8 @@ class Saver:
             if any(streamed):
                 stream = RowStream(
                     tables, [r if s else nothing for r, s in zip(rows, streamed, strict=True)],
-                    pack_bytes=self._settings.pack_bytes, entry_bytes=self._settings.entry_bytes, limit=self._settings.preimage_bytes,
+                    pack_bytes=self._settings.pack_bytes, entry_bytes=self._settings.entry_bytes,
+                    limit=self._settings.preimage_bytes,
                 )  # fmt: skip
                 self._tracker.tell_first_touches(stream, self._tracker.frozen_interval(everything=base))
             state = flat.copy(self._arena)
@@ -327,7 +335,8 @@ class Saver:
                 flight.stall_seconds, self._clock() - handed_over, base_length + 1,
             )  # fmt: skip
             log.info(
-                "saved step %d as seq %d: %s, %d of %d rows (%.2f %%), %.1f MB, stall %.1f ms, durable after %.2f s, chain of %d",
+                "saved step %d as seq %d: %s, %d of %d rows (%.2f %%), %.1f MB, stall %.1f ms, durable after %.2f s, "
+                "chain of %d",
                 event.step, event.seq, event.kind, event.rows, event.table_rows, 100 * event.share, event.bytes / 1e6,
                 1e3 * event.stall_seconds, event.persist_seconds, event.chain_length,
             )  # fmt: skip
@@ -366,7 +375,8 @@ class Saver:
         self._unseen = not verdict.looked
 
     def _adopt(self, newest: Manifest | None) -> None:
-        """The newest checkpoint of this job in the store says what comes next, also where it landed after we had given it up."""
+        """The newest checkpoint of this job in the store says what comes next, also where it landed after we had given
+        it up."""
         if newest is None or newest.seq <= self._newest_seq:
             return
         self._newest_seq = newest.seq
@@ -381,7 +391,8 @@ class Saver:
         if not self.drain(timeout):
             assert self._flight is not None
             raise SaveError(
-                f"the save of step {self._flight.attempt.step} (seq {self._flight.attempt.seq}) is not done after {timeout:g} s "
+                f"the save of step {self._flight.attempt.step} (seq {self._flight.attempt.seq}) is not done after "
+                f"{timeout:g} s "
                 f"(Settings.drain_timeout); does {self._repository.store.url} answer?"
             )
         self._background.stop()

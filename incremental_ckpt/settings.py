@@ -16,9 +16,11 @@ class Settings:
 
     Attributes:
         pack_bytes: packs are at most about this large; also the size of the buffer through which a base is streamed.
-        entry_bytes: the records of one field are cut into entries of at most about this size, the unit of checksums and of partial reads.
+        entry_bytes: the records of one field are cut into entries of at most about this size, the unit of checksums and
+            of partial reads.
         snapshot_bytes: changed rows are copied within the stall up to this many bytes; more are streamed like a base.
-        preimage_bytes: while rows are streamed, at most this many bytes of old values of changing rows are held in memory; they are spilled to packs
+        preimage_bytes: while rows are streamed, at most this many bytes of old values of changing rows are held in
+            memory; they are spilled to packs
             at half of it, and training waits for the spill at all of it.
         stream: False copies all rows of a base within the stall instead (one more copy of the model in host memory).
         read_threads: parallel reads of a resume.

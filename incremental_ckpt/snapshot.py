@@ -1,4 +1,5 @@
-"""A host copy of the frozen rows and of the state, taken within the stall: rows are gathered on their device, then copied to reused host memory.
+"""A host copy of the frozen rows and of the state, taken within the stall: rows are gathered on their device, then
+copied to reused host memory.
 
 It must not know the tracker, codecs or stores. What is too large to copy at once is streamed: see stream.py.
 """
@@ -59,7 +60,8 @@ class StateCopy:
 
 
 class HostArena:
-    """Host memory that one snapshot after another is copied into, so that no page is faulted in twice. Pinned where a GPU is used.
+    """Host memory that one snapshot after another is copied into, so that no page is faulted in twice. Pinned where a
+    GPU is used.
 
     It grows to the largest snapshot and is given back by ``release``.
     """
@@ -141,7 +143,8 @@ class RowCopies:
         return sum(len(ids) for _, ids, _ in self._parts)
 
     def packfuls(self, pack_bytes: int, entry_bytes: int) -> Iterator[list[Part]]:
-        """The copies in lists of parts of about ``pack_bytes``; waits for the copies from a device. Background thread."""
+        """The copies in lists of parts of about ``pack_bytes``; waits for the copies from a device. Background
+        thread."""
         for event in self._events:
             event.synchronize()
         packful: list[Part] = []
@@ -177,7 +180,8 @@ def copied_bytes(tables: Sequence[Table], rows: Sequence[torch.Tensor | None]) -
 
 @dataclass(frozen=True)
 class FlatState:
-    """State taken apart but not copied yet: trees of plain values, and the live tensors and arrays that they refer to."""
+    """State taken apart but not copied yet: trees of plain values, and the live tensors and arrays that they refer
+    to."""
 
     trees: tuple[tuple[str, Any, tuple[torch.Tensor | np.ndarray, ...]], ...]
 
@@ -188,7 +192,8 @@ class FlatState:
     def copy(self, arena: HostArena) -> tuple[StateCopy, ...]:
         """Copy every tensor; a tensor on a GPU is waited for (they are small)."""
         return tuple(
-            StateCopy(name, tree, tuple(_copy_leaf(leaf, arena) for leaf in leaves)) for name, tree, leaves in self.trees
+            StateCopy(name, tree, tuple(_copy_leaf(leaf, arena) for leaf in leaves))
+            for name, tree, leaves in self.trees
         )
 
 
@@ -232,8 +237,8 @@ def _copy_leaf(leaf: torch.Tensor | np.ndarray, arena: HostArena) -> StateTensor
         little = np.ascontiguousarray(leaf, dtype=leaf.dtype.newbyteorder("<")).reshape(leaf.shape)
         target = arena.take(little.nbytes)
         target.numpy()[:] = np.frombuffer(little.tobytes(), dtype=np.uint8)
-        return StateTensorCopy(leaf.dtype.name, leaf.shape, memoryview(target.numpy()))
+        return StateTensorCopy(leaf.dtype.name, leaf.shape, target.numpy().data)
     target = arena.take(leaf.nbytes)
     if leaf.numel():
         target.view(leaf.dtype).view(leaf.shape).copy_(leaf)
-    return StateTensorCopy(dtype_name(leaf.dtype), tuple(leaf.shape), memoryview(target.numpy()))
+    return StateTensorCopy(dtype_name(leaf.dtype), tuple(leaf.shape), target.numpy().data)

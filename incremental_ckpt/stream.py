@@ -1,8 +1,10 @@
-"""Rows copied out in the background while training goes on, exact as of the moment the stream began (design.md, "A base without stall").
+"""Rows copied out in the background while training goes on, exact as of the moment the stream began (design.md, "A base
+without stall").
 
 It must not know the tracker, codecs or stores; it is told of a row before the row changes for the first time.
 
-Why it is exact: a chunk is copied, then its table's watermark is raised past it, then the old values taken so far are laid over it. A
+Why it is exact: a chunk is copied, then its table's watermark is raised past it, then the old values taken so far are
+laid over it. A
 row taken (before its update) while the watermark was below it is laid over the chunk, whatever the copy saw. A row
 taken after that moment changes after the copy had ended. A row above the watermark is not taken at all.
 """
@@ -23,7 +25,8 @@ from incremental_ckpt.snapshot import Part, rows_per_entry
 
 @dataclass
 class _OldValues:
-    """Rows of one table before a change: ascending distinct ids and their fields (``uint8``) once they are on the host."""
+    """Rows of one table before a change: ascending distinct ids and their fields (``uint8``) once they are on the
+    host."""
 
     rows: torch.Tensor
     first: torch.Tensor | None
@@ -48,14 +51,21 @@ class RowStream:
     """The rows of tables as they were when the stream was made, in packfuls.
 
     Args:
-        tables: all tables; ``wanted[i]`` says which rows of table i are streamed: None for all, else ascending int64 ids, empty for none.
+        tables: all tables; ``wanted[i]`` says which rows of table i are streamed: None for all, else ascending int64
+            ids, empty for none.
         pack_bytes: size of the one buffer, and so of a packful.
         entry_bytes: size limit of one field of a part.
         limit: bytes of old values held at most; ``take`` waits for the background thread where it is reached.
     """
 
     def __init__(
-        self, tables: Sequence[Table], wanted: Sequence[torch.Tensor | None], *, pack_bytes: int, entry_bytes: int, limit: int
+        self,
+        tables: Sequence[Table],
+        wanted: Sequence[torch.Tensor | None],
+        *,
+        pack_bytes: int,
+        entry_bytes: int,
+        limit: int,
     ) -> None:
         self._tables = tables
         self._wanted = wanted
@@ -107,7 +117,7 @@ class RowStream:
         with self._changed:
             while self._old_bytes + nbytes > self._limit and self._old_bytes and not self._ended:
                 self._changed.wait()
-            if self._ended:
+            if self.ended:
                 return
             self._old.setdefault(table, []).append(_OldValues(rows, first, fields, ready, nbytes))
             self._old_bytes += nbytes
@@ -127,7 +137,8 @@ class RowStream:
             self._changed.notify_all()
 
     def packfuls(self) -> Iterator[tuple[list[Part], bool]]:
-        """Lists of parts, and whether they are spilled old values (which override what comes from the tables, whatever the order in which
+        """Lists of parts, and whether they are spilled old values (which override what comes from the tables, whatever
+        the order in which
         they are yielded). The arrays are valid until the next item is asked for. Background thread.
 
         Raises:
@@ -160,7 +171,8 @@ class RowStream:
             yield self._exact(packful), False
         if self._spoiled is not None:
             raise SaveError(
-                f"rows of table {self._spoiled} changed while it was being streamed, and not through an optimizer that is watched "
+                f"rows of table {self._spoiled} changed while it was being streamed, and not through an optimizer "
+                "that is watched "
                 "(load_state_dict, an in-place edit): the save cannot be exact. Wait for the save before such an edit"
             )
         self.end()
@@ -255,7 +267,9 @@ class RowStream:
             inside = np.isin(ids, wanted.cpu().numpy(), assume_unique=True)
             ids, fields = ids[inside], [f[inside] for f in fields]
         step = rows_per_entry([f.shape[1] for f in fields], self._entry_bytes)
-        parts = [Part(table, ids[b : b + step], tuple(f[b : b + step] for f in fields)) for b in range(0, len(ids), step)]
+        parts = [
+            Part(table, ids[b : b + step], tuple(f[b : b + step] for f in fields)) for b in range(0, len(ids), step)
+        ]
         if parts:
             yield parts, True
 
@@ -264,5 +278,7 @@ def _bytes_view(live: torch.Tensor) -> torch.Tensor:
     """``uint8 [rows, row bytes]``, the same memory."""
     live = live.detach()
     if live.numel() == 0:
-        return torch.empty(live.shape[0], live.element_size() * (live.shape[1] if live.dim() > 1 else 1), dtype=torch.uint8)
+        return torch.empty(
+            live.shape[0], live.element_size() * (live.shape[1] if live.dim() > 1 else 1), dtype=torch.uint8
+        )
     return live.view(torch.uint8)

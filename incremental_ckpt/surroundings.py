@@ -24,7 +24,7 @@ def capture_rng() -> dict[str, Any]:
         "numpy": np.random.get_state(),
         "python": random.getstate(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
@@ -39,7 +39,8 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     if cuda is not None and torch.cuda.is_available():
         if len(cuda) != torch.cuda.device_count():
             raise MismatchError(
-                f"the checkpoint has random states of {len(cuda)} CUDA devices, this process sees {torch.cuda.device_count()}: "
+                f"the checkpoint has random states of {len(cuda)} CUDA devices, this process sees "
+                f"{torch.cuda.device_count()}: "
                 "show it the same number (CUDA_VISIBLE_DEVICES)"
             )
         torch.cuda.set_rng_state_all(cuda)

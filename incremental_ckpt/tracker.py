@@ -2,8 +2,10 @@
 
 It must not know what a checkpoint is, nor who calls mark; it never waits for a device inside a training step.
 
-A mark is the number of the *epoch* (the interval between two freezes) in which the row last changed. Rows to save are those whose epoch
-is not older than ``_low``. Freezing begins a new epoch, confirming raises ``_low``, giving back leaves it where it is: all
+A mark is the number of the *epoch* (the interval between two freezes) in which the row last changed. Rows to save are
+those whose epoch
+is not older than ``_low``. Freezing begins a new epoch, confirming raises ``_low``, giving back leaves it where it is:
+all
 three cost nothing, and no frozen copy of the map exists.
 """
 
@@ -29,7 +31,8 @@ class FirstTouch(Protocol):
         """Whether it needs no more rows."""
 
     def take(self, table: int, rows: torch.Tensor, first: torch.Tensor | None) -> None:
-        """``rows[first]`` (all of ``rows`` if ``first`` is None) are about to change; ids may repeat. Called before the update, on its stream."""
+        """``rows[first]`` (all of ``rows`` if ``first`` is None) are about to change; ids may repeat. Called before the
+        update, on its stream."""
 
     def spoil(self, table: int) -> None:
         """Rows of this table changed unannounced; what is being streamed is not exact any more."""
@@ -45,7 +48,8 @@ class Interval:
 
 @dataclass
 class _Map:
-    """The marks of all tables on one device, each table's bytes starting at a multiple of 8 so that words never span tables."""
+    """The marks of all tables on one device, each table's bytes starting at a multiple of 8 so that words never span
+    tables."""
 
     flags: torch.Tensor
     tables: list[int]
@@ -159,7 +163,8 @@ class Tracker:
         self._frozen = None
 
     def give_back(self) -> None:
-        """The frozen rows belong to the next delta as well: the save failed, or the next delta counts from an older parent."""
+        """The frozen rows belong to the next delta as well: the save failed, or the next delta counts from an older
+        parent."""
         self._frozen = None
 
     def reset(self) -> None:
@@ -169,7 +174,7 @@ class Tracker:
         self._epoch = self._low = 1
         self._frozen = None
 
-    def tell_first_touches(self, receiver: FirstTouch | None, of: Interval = Interval(0, 0)) -> None:  # noqa: B008
+    def tell_first_touches(self, receiver: FirstTouch | None, of: Interval = Interval(0, 0)) -> None:
         """Tell the receiver of rows with an epoch in ``of`` before they change; None ends it."""
         self._first_touch, self._first_touch_of = receiver, of
 

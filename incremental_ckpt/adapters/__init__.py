@@ -17,9 +17,10 @@ def adapt(model: nn.Module, optimizer: object = None) -> ModelAdapter:
     """The adapter of a model.
 
     Args:
-        model: any module: DistributedModelParallel, sharded, fused or plain collections, FBGEMM TBEs, ``nn.Embedding(Bag)``, in any mixture.
-        optimizer: a torch optimizer, a TorchRec KeyedOptimizer (combined, wrapped), a list or a mapping of them, or None. Fused optimizers
-            need not be given; where they are, their rows are not saved twice.
+        model: any module: DistributedModelParallel, sharded, fused or plain collections, FBGEMM TBEs,
+            ``nn.Embedding(Bag)``, in any mixture.
+        optimizer: a torch optimizer, a TorchRec KeyedOptimizer (combined, wrapped), a list or a mapping of them, or
+            None. Fused optimizers need not be given; where they are, their rows are not saved twice.
 
     Raises:
         CheckpointError: the model has tables whose rows cannot be reached (SSD, key-value stores).

@@ -1,4 +1,4 @@
-"""The adapter of any model: the tables of all kinds found in it, the dense state, and the optimizers, behind the one seam.
+"""The adapter of any model: tables of all kinds found in it, the dense state, and the optimizers, behind the one seam.
 
 It must not know tracker, snapshot or store; it hands live tensors up and puts saved ones back.
 """
@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from incremental_ckpt.adapters import torch_nn, torchrec
 from incremental_ckpt.adapters.dense import DenseState
+from incremental_ckpt.adapters.difference import Difference
 from incremental_ckpt.adapters.fbgemm import FusedTables, Place, is_tbe, refuse_unreachable
 from incremental_ckpt.adapters.optimizers import Optimizers, is_fused
 from incremental_ckpt.adapters.walk import join, parameter_names, parameters, walk
@@ -92,8 +93,8 @@ class CompositeAdapter:
         """
         if self._updated_in_backward and self._has_dense_optimizer():
             raise SaveError(
-                "embedding rows were updated in backward and the dense optimizer has not stepped since: rows and dense weights would "
-                "be from different steps; save after optimizer.step()"
+                "embedding rows were updated in backward and the dense optimizer has not stepped since: rows and dense "
+                "weights would be from different steps; save after optimizer.step()"
             )
         return {
             "dense": self._dense.state(),
@@ -105,26 +106,24 @@ class CompositeAdapter:
         }
 
     def load_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """See ModelAdapter; per-row state must have been prepared and restored before. Nothing is changed when it raises.
+        """See ModelAdapter; rows must have been prepared and restored before. Nothing is changed when it raises.
 
         Args:
             strict: False loads what both have; shapes and dtypes must still agree.
         """
         counters = self._counters_of(state["fused"])
-        problems = [*self._dense.problems(state["dense"]), *self._optimizers.problems(state["optimizer"])]
-        problems += [
-            f"the checkpoint has no counters of the fused optimizer of {place[0]!r}"
-            for source, found in zip(self._fused, counters, strict=True)
-            if found is None
-            for place in self._places(source)[:1]
-        ]
-        if problems and strict:
-            raise MismatchError("model and checkpoint differ:\n  " + "\n  ".join(problems))
+        found = [*self._dense.differences(state["dense"]), *self._optimizers.differences(state["optimizer"])]
+        for source, saved in zip(self._fused, counters, strict=True):
+            if saved is None:
+                found.append(Difference(f"the checkpoint has no fused optimizer of {source.places[0].table!r}"))
+        lines = [d.text for d in found if strict or d.fatal]
+        if lines:
+            raise MismatchError("model and checkpoint differ:\n  " + "\n  ".join(lines))
         self._dense.load(state["dense"])
         self._optimizers.load(state["optimizer"])
-        for source, found in zip(self._fused, counters, strict=True):
-            if found is not None:
-                source.load_counters(found)
+        for source, saved in zip(self._fused, counters, strict=True):
+            if saved is not None:
+                source.load_counters(saved)
         for each in self._sources:
             each.accept_edits()
         self._updated_in_backward = False
@@ -136,23 +135,23 @@ class CompositeAdapter:
 
     def _discover(self) -> None:
         names = parameter_names(self._model)
-        in_backward = {
-            names[id(p)]: optimizer
+        in_backward = [
+            (names[id(p)], optimizer)
             for p in parameters(self._model)
             for optimizer in getattr(p, "_in_backward_optimizers", ())
             if not is_fused(optimizer)
-        }
+        ]
         self._optimizers = Optimizers(self._given, names, in_backward)
         closed: set[int] = set()
         fused: list[FusedTables] = []
         members: list[torch_nn.TableParameter] = []
         plain: list[tuple[str, nn.Module]] = []
-        holders: dict[int, int] = {}
+        holders: dict[int, set[int]] = {}
         self._collections: list[nn.Module] = []
         for fqn, module in walk(self._model, closed):
             refuse_unreachable(fqn, module)
-            for parameter in {id(p): p for p in module._parameters.values() if p is not None}:
-                holders[parameter] = holders.get(parameter, 0) + 1
+            for parameter in module._parameters.values():
+                holders.setdefault(id(parameter), set()).add(id(module))
             if torchrec.kernel_lists(module) or torchrec.is_kernel(module):
                 found = torchrec.tables_of(fqn, module)
                 fused += found.fused
@@ -169,7 +168,10 @@ class CompositeAdapter:
         self._parameters = torch_nn.ParameterTables(members, self._optimizers)
         self._sources: list[TableSource] = [*fused, self._parameters]
         self._members = members
-        self._dense = DenseState(self._model, closed, {id(m.parameter) for m in members})
+        owned = {id(m.parameter) for m in members}
+        self._dense = DenseState(self._model, closed, owned)
+        below = [m for root in self._model.modules() if id(root) in closed for m in root.modules()]
+        self._fused_parameters = {id(p) for m in below for p in m._parameters.values()} - owned
         self._structure = self._current_structure()
         shards = [t.shard for s in self._sources for t in s.tables()]
         places = [(s.table, s.row_start, s.col_start) for s in shards]
@@ -208,8 +210,9 @@ class CompositeAdapter:
         self._updated_in_backward = False
 
     def _has_dense_optimizer(self) -> bool:
+        """Whether a given optimizer trains anything that is not a fused table."""
         return any(
-            parameter.requires_grad
+            parameter.requires_grad and id(parameter) not in self._fused_parameters
             for leaf in self._optimizers.leaves
             if not leaf.in_backward
             for parameter, _ in leaf.groups()
@@ -243,7 +246,7 @@ class CompositeAdapter:
         return [(p.table, p.row_start, p.col_start) for p in source.places]
 
     def _counters_of(self, saved: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
-        """For each TBE the saved counters of its first shard, else (after resharding) those of any shard of the same table."""
+        """For each TBE the saved counters of its first shard, else (after resharding) of any shard of that table."""
         by_shard = {tuple(shard): entry["counters"] for entry in saved for shard in entry["shards"]}
         by_table = {shard[0]: entry["counters"] for entry in reversed(saved) for shard in entry["shards"]}
         first = [self._places(source)[0] for source in self._fused]

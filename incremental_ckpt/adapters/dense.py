@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from incremental_ckpt.adapters.difference import Difference
 from incremental_ckpt.adapters.walk import join, walk
 from incremental_ckpt.errors import SaveError
 
@@ -39,9 +40,7 @@ class DenseState:
         views: dict[int, torch.Tensor] = {}
         for name, tensor in self._tensors():
             if is_lazy(tensor):
-                raise SaveError(
-                    f"parameter {name!r} has no shape yet: run a batch through the model before the first save"
-                )
+                raise SaveError(f"parameter {name!r} has no shape yet: run a batch through the model before saving")
             if id(tensor) not in views:
                 views[id(tensor)] = tensor.detach()
             found[name] = views[id(tensor)]
@@ -49,28 +48,26 @@ class DenseState:
             found[name] = module.get_extra_state()
         return found
 
-    def problems(self, saved: Mapping[str, Any]) -> list[str]:
-        """What keeps ``saved`` from being loaded, one line each."""
+    def differences(self, saved: Mapping[str, Any]) -> list[Difference]:
+        """How the model differs from ``saved``."""
         found, known = [], set()
         for name, tensor in self._tensors():
             known.add(name)
             value = saved.get(name)
             if name not in saved:
-                found.append(f"{name!r} of the model is not in the checkpoint")
+                found.append(Difference(f"{name!r} of the model is not in the checkpoint"))
             elif not isinstance(value, torch.Tensor):
-                found.append(f"{name!r} is a tensor in the model and no tensor in the checkpoint")
+                found.append(Difference(f"{name!r} is a tensor in the model, none in the checkpoint", fatal=True))
             elif is_lazy(tensor):
-                found.append(f"{name!r} has no shape in the model yet: run a batch through it before resuming")
+                found.append(Difference(f"{name!r} has no shape in the model yet: run a batch through it", fatal=True))
             elif value.shape != tensor.shape or value.dtype != tensor.dtype:
-                found.append(
-                    f"{name!r} is {tuple(tensor.shape)} {tensor.dtype} in the model, "
-                    f"{tuple(value.shape)} {value.dtype} in the checkpoint"
-                )
+                mine, theirs = (f"{tuple(t.shape)} {t.dtype}" for t in (tensor, value))
+                found.append(Difference(f"{name!r} is {mine} in the model, {theirs} in the checkpoint", fatal=True))
         for name, _ in self._with_extra_state():
             known.add(name)
             if name not in saved:
-                found.append(f"{name!r} of the model is not in the checkpoint")
-        found += [f"{name!r} of the checkpoint is not in the model" for name in saved if name not in known]
+                found.append(Difference(f"{name!r} of the model is not in the checkpoint"))
+        found += [Difference(f"{n!r} of the checkpoint is not in the model") for n in saved if n not in known]
         return found
 
     def load(self, saved: Mapping[str, Any]) -> None:

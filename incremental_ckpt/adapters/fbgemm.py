@@ -1,6 +1,6 @@
-"""FBGEMM's table-batched embeddings (TBEs): their live rows, their counters, and marks taken from the gradient of each lookup.
+"""FBGEMM's table-batched embeddings (TBEs): live rows, counters, and marks taken from the gradient of each lookup.
 
-It must not know TorchRec's modules or checkpoints, and it never imports FBGEMM: a TBE is known by the name of its class.
+It must not know TorchRec's modules or checkpoints, and never imports FBGEMM: a TBE is known by the name of its class.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BUFFERS = tuple(
 
 @dataclass(frozen=True)
 class Place:
-    """Where one of a TBE's tables lies in the whole model: its name, the whole table's shape, and the offsets of this part."""
+    """Where one of a TBE's tables lies: its name, the whole table's shape, and the offsets of this part."""
 
     table: str
     table_rows: int
@@ -55,7 +55,8 @@ def refuse_unreachable(fqn: str, module: nn.Module) -> None:
     """Raises CheckpointError for tables whose rows are no memory that can be read and written in place."""
     if "SSDTableBatchedEmbeddingBags" in class_names(module):
         raise CheckpointError(
-            f"{fqn or 'the model'}: tables kept on SSD or in a key-value store cannot be checkpointed; use a fused or UVM kernel"
+            f"{fqn or 'the model'}: tables kept on SSD or in a key-value store cannot be checkpointed; "
+            "use a fused or UVM kernel"
         )
 
 
@@ -65,15 +66,23 @@ class FusedTables:
     Args:
         tbe: a SplitTableBatchedEmbeddingBagsCodegen.
         places: one for each of its tables, in its order.
-        param_groups: TorchRec's groups of the fused optimizer that feeds this TBE its learning rate; they are live.
+        param_groups: TorchRec's groups of the fused optimizers that feed this TBE its learning rate; they are live.
+        repeated_in: modules whose parameters are views of the rows, through which they may be loaded.
     """
 
     in_backward = True
 
-    def __init__(self, tbe: nn.Module, places: Sequence[Place], param_groups: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        tbe: Any,
+        places: Sequence[Place],
+        param_groups: Sequence[dict[str, Any]] = (),
+        repeated_in: Sequence[nn.Module] = (),
+    ) -> None:
         self._tbe: Any = tbe
         self.places = tuple(places)
         self._groups = param_groups
+        self._loaded_through = (self._tbe, *repeated_in)
         optimizer = self._tbe.optimizer.name
         self._tracked = optimizer in _ROW_LOCAL and not self._flag("_used_rowwise_adagrad_with_global_weight_decay")
         self._optimizer = optimizer
@@ -102,7 +111,7 @@ class FusedTables:
             self._tables, self._pointers = self._build(), pointers
         return self._tables
 
-    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None:
+    def prepare_restore(self, _fields: Mapping[str, Sequence[Field]]) -> None:
         """Rows are about to be written behind the cache, so nothing may stay in it. A TBE's fields always exist."""
         if self._cached():
             self._tbe.flush()
@@ -111,10 +120,10 @@ class FusedTables:
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         self._mark, self._mark_all = mark, mark_all
         self._versions = self._version()
-        self._handles = [
-            self._tbe.register_forward_hook(self._after_lookup),
-            self._tbe.register_load_state_dict_post_hook(lambda _module, _keys: self._everything_changed()),
-        ]
+        self._handles = [self._tbe.register_forward_hook(self._after_lookup)]
+        for module in self._loaded_through:
+            hook = module.register_load_state_dict_post_hook(lambda _module, _keys: self._everything_changed())
+            self._handles.append(hook)
         self._tbe.reset_embedding_weight_momentum = self._reset_rows
 
     def unwatch(self) -> None:
@@ -124,7 +133,7 @@ class FusedTables:
         self._handles, self._mark, self._mark_all, self._versions = [], None, None, None
 
     def counters(self) -> dict[str, Any]:
-        """What the fused optimizer counts and is told beside the rows; none of it is in the module's ``state_dict()``."""
+        """What the fused optimizer counts and is told beside the rows; ``state_dict()`` has none of it."""
         found: dict[str, Any] = {}
         for name in _COUNTERS:
             value = getattr(self._tbe, name, None)
@@ -183,12 +192,12 @@ class FusedTables:
             names.append("row_counter")
         return names
 
-    def _after_lookup(self, tbe: Any, args: Any, output: torch.Tensor) -> None:
+    def _after_lookup(self, tbe: Any, _args: Any, output: torch.Tensor) -> None:
         if not output.requires_grad:
             return  # no backward can follow, so no update
         indices, offsets, batches = tbe._indices, tbe._offsets, tbe._vbe_B_offsets
         output.register_hook(lambda _grad: self._before_update(indices, offsets, batches))
-        node = output.grad_fn
+        node: Any = output.grad_fn
         if node is not None:
             node.register_hook(lambda _inputs, _outputs: self.accept_edits())
 
@@ -218,8 +227,13 @@ class FusedTables:
             if height:
                 self._mark(table, rows_without_sync(indices, starts[first], starts[end], height))
 
-    def _reset_rows(self, pruned_indices: torch.Tensor, pruned_indices_offsets: torch.Tensor, logical_table_ids: torch.Tensor,
-                    buffer_ids: torch.Tensor) -> Any:  # fmt: skip
+    def _reset_rows(
+        self,
+        pruned_indices: torch.Tensor,
+        pruned_indices_offsets: torch.Tensor,
+        logical_table_ids: torch.Tensor,
+        buffer_ids: torch.Tensor,
+    ) -> Any:
         """Stands before the TBE's method of this name, with which managed collisions evict rows."""
         if self._mark is not None:
             bounds = pruned_indices_offsets.tolist()
@@ -244,8 +258,9 @@ class FusedTables:
         return 0 if self._cached() else sum(b._version for b in self._buffers())
 
     def _buffers(self) -> list[torch.Tensor]:
-        found = (getattr(self._tbe, name, None) for name in _BUFFERS)
-        return [b for b in found if isinstance(b, torch.Tensor)]
+        parameters, buffers = self._tbe._parameters, self._tbe._buffers
+        found = (parameters.get(name, buffers.get(name)) for name in _BUFFERS)
+        return [b for b in found if b is not None]
 
     def _cached(self) -> bool:
         cache = getattr(self._tbe, "lxu_cache_weights", None)
@@ -256,8 +271,10 @@ class FusedTables:
 
 
 def rows_without_sync(indices: torch.Tensor, first: torch.Tensor, end: torch.Tensor, rows: int) -> torch.Tensor:
-    """The ids ``indices[first:end]`` where only the device knows first and end: a tensor as long as ``indices`` in which every other
-    place repeats an id of the slice, or, where the slice is empty, some valid id. It never leaves a row out.
+    """The ids ``indices[first:end]`` where only the device knows first and end.
+
+    The result is as long as ``indices``; all places outside the slice repeat its first id (an empty slice: some valid id).
+    So it may name one row too many and never leaves one out.
 
     Args:
         indices: int32 or int64, at least one.
@@ -271,7 +288,7 @@ def rows_without_sync(indices: torch.Tensor, first: torch.Tensor, end: torch.Ten
 
 
 def _runs(feature_table_map: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(table, first feature, end feature): neighbouring features of one table lie together in ``indices`` and are marked at once."""
+    """(table, first feature, end feature): neighbouring features of one table are marked at once."""
     runs: list[tuple[int, int, int]] = []
     for feature, table in enumerate(feature_table_map):
         if runs and runs[-1][0] == table:

@@ -1,10 +1,11 @@
-"""The torch optimizers inside whatever the user passed (KeyedOptimizers, wrappers, lists, mappings), their state under canonical names.
+"""The torch optimizers inside whatever the user passed (KeyedOptimizers, wrappers, lists), their state by name.
 
 It must not know where tables lie in a model, only which parameters' per-row state is saved with the rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -12,9 +13,13 @@ from typing import Any
 
 import torch
 
+from incremental_ckpt.adapters.difference import Difference
 from incremental_ckpt.adapters.walk import class_names, join
 from incremental_ckpt.errors import MismatchError
 from incremental_ckpt.model import Field
+
+# Wrappers without state of their own, or with state under parameters of their own. Others may keep more and are leaves.
+_WRAPPERS = frozenset({"KeyedOptimizerWrapper", "OptimizerWrapper", "LightningOptimizer", "AcceleratedOptimizer"})
 
 RowsOf = Callable[[torch.Tensor], int | None]
 """The number of rows of the table that a parameter holds, or None for dense parameters."""
@@ -45,12 +50,12 @@ class Leaf:
         return any(p is parameter for p, _ in self.groups())
 
     def row_fields(self, parameter: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
-        """The state of a table's parameter that has one entry per row, as live views ``[rows, width]``, in order of name."""
+        """The state of a table's parameter that has an entry per row, as live views ``[rows, width]``, by name."""
         state = self.optimizer.state.get(parameter) or {}
         return {k: _rows_view(state[k]) for k in sorted(k for k, v in state.items() if _is_per_row(k, v, rows))}
 
     def create_row_fields(self, parameter: torch.Tensor, wanted: Sequence[Field]) -> None:
-        """Create lazily created per-row state as zeros, so that rows can be restored into it, and drop what is not wanted."""
+        """Create lazily created per-row state as zeros, so that rows can be restored into it; drop the unwanted."""
         rows = parameter.shape[0]
         state = self.optimizer.state.get(parameter)
         live = self.row_fields(parameter, rows)
@@ -85,44 +90,40 @@ class Optimizers:
     Args:
         given: a torch optimizer, a TorchRec KeyedOptimizer, a list or a mapping of them, or None.
         names: parameters' names in the model, by id.
-        in_backward: optimizers that the model's parameters carry, by parameter name.
+        in_backward: optimizers that the model's parameters carry, with the parameters' names.
     """
 
-    def __init__(self, given: object, names: dict[int, str], in_backward: Mapping[str, Any]) -> None:
+    def __init__(self, given: object, names: dict[int, str], in_backward: Sequence[tuple[str, Any]] = ()) -> None:
         self.leaves: list[Leaf] = []
         self._extras: list[Extra] = []
         self._names = names
         for name, optimizer in _named(given):
             self._unwrap(name, optimizer, {})
-        for name, optimizer in in_backward.items():
+        for name, optimizer in in_backward:
             self._add(Leaf(f"in_backward.{name}", optimizer, in_backward=True))
 
     def holding(self, parameter: torch.Tensor) -> list[Leaf]:
         return [leaf for leaf in self.leaves if leaf.holds(parameter)]
 
     def state(self, rows_of: RowsOf) -> dict[str, Any]:
-        """``{optimizer name: {"state": {parameter: {...}}, "param_groups": [...], "rows": {parameter: [names of per-row state]}}}``.
-
-        Values alias live memory; per-row state of tables is named but not contained.
+        """By optimizer: ``state`` and ``param_groups`` as in torch, with names for parameters; ``rows`` names the per-row
+        state of tables, which is not contained. Values alias live memory.
         """
         return {leaf.name: self._leaf_state(leaf, rows_of) for leaf in self.leaves} | {
-            f"{extra.name}": {"extra": extra.state[extra.parameter]}
+            extra.name: {"extra": extra.state[extra.parameter]}
             for extra in self._extras
             if extra.parameter in extra.state
         }
 
-    def problems(self, saved: Mapping[str, Any]) -> list[str]:
-        """What keeps ``saved`` from being loaded, one line each."""
-        found = []
-        extras = {e.name for e in self._extras}
+    def differences(self, saved: Mapping[str, Any]) -> list[Difference]:
+        """How these optimizers differ from ``saved``."""
         names = [leaf.name for leaf in self.leaves]
-        found += [f"optimizer {n!r} is not in the checkpoint" for n in names if n not in saved]
-        found += [
-            f"optimizer {n!r} of the checkpoint was not given" for n in saved if n not in names and n not in extras
-        ]
+        known = {*names, *(e.name for e in self._extras)}
+        found = [Difference(f"optimizer {n!r} is not in the checkpoint") for n in names if n not in saved]
+        found += [Difference(f"optimizer {n!r} of the checkpoint was not given") for n in saved if n not in known]
         for leaf in self.leaves:
             if leaf.name in saved:
-                found += [f"optimizer {leaf.name!r}: {p}" for p in self._leaf_problems(leaf, saved[leaf.name])]
+                found += self._leaf_differences(leaf, saved[leaf.name])
         return found
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -142,7 +143,9 @@ class Optimizers:
                 self._unwrap(join(name, key or str(index)), part, keyed)
             return
         own = getattr(optimizer, "params", None)
-        inner = getattr(optimizer, "_optimizer", None) or getattr(optimizer, "optimizer", None)
+        inner = None
+        if _WRAPPERS & class_names(optimizer):
+            inner = getattr(optimizer, "_optimizer", None) or getattr(optimizer, "optimizer", None)
         if isinstance(own, Mapping):
             if isinstance(inner, torch.optim.Optimizer):
                 stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -193,27 +196,29 @@ class Optimizers:
         groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in leaf.optimizer.param_groups]
         return {"state": states, "param_groups": groups, "rows": rows, "others": others}
 
-    def _leaf_problems(self, leaf: Leaf, saved: Mapping[str, Any]) -> list[str]:
-        names = self._names_of(leaf)
+    def _leaf_differences(self, leaf: Leaf, saved: Mapping[str, Any]) -> list[Difference]:
+        names, what = self._names_of(leaf), f"optimizer {leaf.name!r}"
         groups, live = saved["param_groups"], leaf.optimizer.param_groups
         if len(groups) != len(live):
-            return [f"{len(live)} parameter groups, the checkpoint has {len(groups)}"]
+            text = f"{what} has {len(live)} parameter groups, {len(groups)} in the checkpoint"
+            return [Difference(text, fatal=True)]
         found = []
         for index, (old, new) in enumerate(zip(groups, live, strict=True)):
             here, there = {names[id(p)] for p in new["params"]}, set(old["params"])
-            found += [f"group {index} has no parameter {n!r} of the checkpoint" for n in sorted(there - here)]
-            found += [f"group {index}: parameter {n!r} is not in the checkpoint" for n in sorted(here - there)]
+            found += [f"{what}, group {index}: {n!r} is in the checkpoint only" for n in sorted(there - here)]
+            found += [f"{what}, group {index}: {n!r} is not in the checkpoint" for n in sorted(here - there)]
+        shapes = []
         for parameter, _ in leaf.groups():
             name = names[id(parameter)]
             current = leaf.optimizer.state.get(parameter) or {}
+            missing = [k for k in saved["rows"].get(name, ()) if k not in current]
+            found += [f"{what}: {name}.{k} was not restored with its rows" for k in missing]
             for key, value in saved["state"].get(name, {}).items():
                 mine = current.get(key)
                 if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.shape != value.shape:
-                    found.append(f"{name}.{key} is {tuple(mine.shape)}, in the checkpoint {tuple(value.shape)}")
-            found += [
-                f"{name}.{k} was not restored with its rows" for k in saved["rows"].get(name, ()) if k not in current
-            ]
-        return found
+                    here_shape, there_shape = tuple(mine.shape), tuple(value.shape)
+                    shapes.append(f"{what}: {name}.{key} is {here_shape}, in the checkpoint {there_shape}")
+        return [*map(Difference, found), *(Difference(text, fatal=True) for text in shapes)]
 
     def _load_leaf(self, leaf: Leaf, saved: Mapping[str, Any]) -> None:
         names, states = self._names_of(leaf), leaf.optimizer.state
@@ -226,8 +231,11 @@ class Optimizers:
             if name not in saved["state"]:
                 states.pop(parameter, None)
                 continue
-            current = states.get(parameter) or {}
-            fresh = {k: current[k] for k in saved["rows"].get(name, ())}
+            current, rows = states.get(parameter) or {}, saved["rows"].get(name, ())
+            if any(key not in current for key in rows):
+                states.pop(parameter, None)  # not strict, and its rows did not come: the optimizer begins it anew
+                continue
+            fresh = {key: current[key] for key in rows}
             for key, value in saved["state"][name].items():
                 on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
                 fresh[key] = _placed(value, current.get(key), None if on_host else parameter.device)
@@ -242,7 +250,7 @@ def is_fused(optimizer: object) -> bool:
 
 
 def is_row_local(optimizer: object, group: Mapping[str, Any]) -> bool:
-    """Whether a step with a sparse gradient changes the gradient's rows and no others, neither of the weight nor of the state."""
+    """Whether a step with a sparse gradient changes only the gradient's rows, of the weight and of the state."""
     if type(optimizer) is torch.optim.SparseAdam:
         return True
     if type(optimizer) is torch.optim.Adagrad:
@@ -269,13 +277,13 @@ def _rows_view(state: torch.Tensor) -> torch.Tensor:
     if flat.dim() == 2:
         return flat
     try:
-        return flat.view(flat.shape[0], flat[:1].numel() if flat.shape[0] else int(torch.tensor(flat.shape[1:]).prod()))
+        return flat.view(flat.shape[0], math.prod(flat.shape[1:]))
     except RuntimeError as cause:
         raise MismatchError(f"optimizer state of shape {tuple(state.shape)} is not laid out row by row") from cause
 
 
 def _placed(value: Any, current: Any, device: torch.device | None) -> Any:
-    """A saved value in the place of the current one: written into the tensor that is there, where it fits, else as a copy on the device."""
+    """A saved value in the place of the current one: written into the tensor that is there if it fits, else a copy."""
     if isinstance(value, torch.Tensor):
         if isinstance(current, torch.Tensor) and current.shape == value.shape and current.dtype == value.dtype:
             current.detach().copy_(value)
@@ -285,5 +293,6 @@ def _placed(value: Any, current: Any, device: torch.device | None) -> Any:
         inner = current if isinstance(current, dict) else {}
         return {k: _placed(v, inner.get(k), device) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_placed(v, None, device) for v in value)
+        placed = [_placed(v, None, device) for v in value]
+        return placed if isinstance(value, list) else tuple(placed)
     return deepcopy(value)

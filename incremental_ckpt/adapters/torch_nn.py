@@ -1,6 +1,6 @@
 """Tables that are parameters (nn.Embedding, nn.EmbeddingBag, data-parallel tables) and are updated by torch optimizers.
 
-It must not know fused tables or checkpoints: rows are marked in the optimizer's pre-step hook, where the gradients are final.
+It must not know fused tables or checkpoints: rows are marked before the optimizer's step, where gradients are final.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def gathers_rows(module: nn.Module) -> bool:
     return isinstance(module, nn.Embedding | nn.EmbeddingBag)
 
 
-def table_parameters(found: Sequence[tuple[str, nn.Module]], dense_users: Mapping[int, int]) -> list[TableParameter]:
+def table_parameters(found: Sequence[tuple[str, nn.Module]], holders: Mapping[int, set[int]]) -> list[TableParameter]:
     """One table for each distinct weight of the embedding modules.
 
     Args:
         found: embedding modules by name, in the order of the model.
-        dense_users: how many modules hold a parameter, by the parameter's id; more than the embeddings among them means that it is
-            tied to something whose gradient is dense.
+        holders: ids of the modules that hold a parameter, by the parameter's id; others than embeddings among them mean
+            that it is tied to something whose gradient is dense.
     """
     by_weight: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in found:
@@ -63,8 +63,8 @@ def table_parameters(found: Sequence[tuple[str, nn.Module]], dense_users: Mappin
     for key, users in by_weight.items():
         name, owner = users[0]
         modules = {id(m): m for _, m in users}
-        may_track = all(m.sparse and m.max_norm is None for m in modules.values()) and dense_users[key] == len(modules)
-        if not owner.weight.requires_grad:  # type: ignore[union-attr]
+        may_track = all(m.sparse and m.max_norm is None for m in modules.values()) and holders[key] == modules.keys()
+        if not owner.weight.requires_grad:
             may_track = all(m.max_norm is None for m in modules.values())
         tables.append(TableParameter(name or WEIGHT, owner, "weight", tuple(modules.values()), may_track))
     return tables
@@ -120,7 +120,8 @@ class ParameterTables:
             if self._tracked[index]:
                 for module in self._members[index].users:
                     loaded = partial(self._loaded, index)
-                    self._handles.append(module.register_load_state_dict_post_hook(loaded))
+                    hook = module.register_load_state_dict_post_hook(loaded)
+                    self._handles.append(hook)
         for leaf, members in leaves.values():
             step = partial(self._before_step, members)
             self._handles.append(leaf.optimizer.register_step_pre_hook(step))

@@ -1,6 +1,6 @@
-"""TorchRec's collections of tables, sharded or fused: which kernels hold them, under which names, and which part of each table.
+"""TorchRec's collections of tables, sharded or fused: their kernels, their names, and which part of each.
 
-It must not know how rows are marked or saved, and it never imports TorchRec: modules are known by what they carry.
+It must not know how rows are marked or saved, and never imports TorchRec: modules are known by what they carry.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _add_kernel(found: Found, prefix: str, kernel: nn.Module, collection: Any) -
     refuse_unreachable(join(prefix, ", ".join(names)), tbe)
     if is_tbe(tbe):
         places = [_place(join(prefix, c.name), c) for c in configs]
-        found.fused.append(FusedTables(tbe, places, list(_groups(kernel, names, collection))))
+        groups = list(_groups(kernel, names, collection))
+        found.fused.append(FusedTables(tbe, places, groups, found.closed))
     elif DENSE_TBE_CLASS in class_names(tbe) and collection is not None:
         for name in names:
             member = collection[name]
@@ -103,7 +104,7 @@ def _place(name: str, config: Any) -> Place:
 
 
 def _groups(kernel: nn.Module, names: list[str], collection: Any) -> Iterator[dict[str, Any]]:
-    """The parameter groups that feed a kernel its learning rate: its own optimizer's, and those which its tables' parameters carry."""
+    """The groups that feed a kernel its learning rate: its own optimizer's and those on its tables' parameters."""
     optimizers = [vars(kernel).get("_optim")]
     for name in dict.fromkeys(names):
         member = collection[name] if collection is not None and name in collection else None

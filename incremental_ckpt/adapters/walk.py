@@ -22,8 +22,8 @@ def walk(root: nn.Module, closed: Collection[int] = (), prefix: str = "") -> Ite
     """Every module under each of its names, parents first, without the prefixes that wrappers add.
 
     Args:
-        closed: ids of modules that are left out with all below them; it is asked again after a module is yielded, so that a caller who adds
-            to it keeps the walk out of what it has just met.
+        closed: ids of modules that are left out with all below them; it is asked again after a module is yielded, so
+            that a caller who adds to it keeps the walk out of what it has just met.
     """
     if id(root) in closed:
         return
@@ -46,7 +46,7 @@ def parameter_names(root: nn.Module) -> dict[int, str]:
 
 
 def parameters(root: nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Each registered parameter once; unlike ``Module.parameters`` it sees no tensors that sharded modules make up on the way."""
+    """Each registered parameter once; unlike ``Module.parameters`` it sees no tensors that sharded modules make up."""
     seen: set[int] = set()
     for _, module in walk(root):
         for parameter in module._parameters.values():

@@ -35,7 +35,10 @@ _CODECS: dict[str, Codec] = {codec.name: codec for codec in (RawCodec(),)}
 def codec_named(name: str) -> Codec:
     """Raises FormatError for a codec that this version does not know."""
     if name not in _CODECS:
-        raise FormatError(f"codec {name!r} is not known to this version; it knows: {', '.join(sorted(_CODECS))}. Upgrade incremental_ckpt")
+        raise FormatError(
+            f"codec {name!r} is not known to this version; it knows: {', '.join(sorted(_CODECS))}. Upgrade "
+            "incremental_ckpt"
+        )
     return _CODECS[name]
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from incremental_ckpt.model import Field
 
 
-
 class RawCodec:
     name = "raw"
 
@@ -24,10 +23,12 @@ class RawCodec:
     def decode(self, records: np.ndarray, field: Field) -> np.ndarray:
         records = np.ascontiguousarray(records)
         if field.dtype == "bfloat16":
+            # float32 with the low half of the mantissa cut off
             return (records.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(len(records), field.width)
         if field.dtype.startswith("float8"):
             return _decode_float8(records, field.dtype).reshape(len(records), field.width)
-        return records.view(np.dtype(field.dtype).newbyteorder("<")).reshape(len(records), field.width)
+        values: np.ndarray = records.view(np.dtype(field.dtype).newbyteorder("<")).reshape(len(records), field.width)
+        return values
 
 
 def _decode_float8(records: np.ndarray, dtype: str) -> np.ndarray:
@@ -43,4 +44,5 @@ def _decode_float8(records: np.ndarray, dtype: str) -> np.ndarray:
     else:
         top = exponent == 31
         values[top] = np.where(mantissa[top] == 0, sign[top] * np.inf, np.nan)
-    return values.astype(np.float32)[records]
+    decoded: np.ndarray = values.astype(np.float32)[records]
+    return decoded

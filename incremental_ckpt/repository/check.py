@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-
 from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError
 from incremental_ckpt.format import layout
-from incremental_ckpt.format.manifest import Manifest, RankManifest
+from incremental_ckpt.format.manifest import Manifest, RankManifest, Span
 from incremental_ckpt.format.pack import checksum, read_header
 from incremental_ckpt.repository.read import TableChain, read_span
 
@@ -132,7 +131,7 @@ class _Check:
         return problems
 
 
-def _spans(rank: RankManifest) -> list:
+def _spans(rank: RankManifest) -> list[Span]:
     spans = [r.at for s in rank.shards for r in s.rowsets]
     spans += [e.at for s in rank.shards for e in s.entries]
     return spans + [t.at for s in rank.state for t in s.tensors]
@@ -142,7 +141,9 @@ def _problem(seq: int, key: str, error: CheckpointError) -> Problem:
     return Problem(seq, getattr(error, "key", "") or key, str(error))
 
 
-def check_repository(repository: Repository, *, deep: bool, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+def check_repository(
+    repository: Repository, *, deep: bool, progress: Callable[[int, int], None] | None = None
+) -> CheckReport:
     check = _Check(repository, deep)
     listing = repository.listing()
     problems: dict[Problem, None] = {}
@@ -152,7 +153,12 @@ def check_repository(repository: Repository, *, deep: bool, progress: Callable[[
             progress(done, len(listing.seqs))
         try:
             links = repository.links(seq, listing)
-            found = [p for link in links for m in {link.manifest.digest: link.manifest, link.tables.digest: link.tables}.values() for p in check.own(m)]
+            found = [
+                p
+                for link in links
+                for m in {link.manifest.digest: link.manifest, link.tables.digest: link.tables}.values()
+                for p in check.own(m)
+            ]
             found = found or check.coverage(links)
         except (CorruptionError, NotFoundError, FormatError) as error:
             found = [_problem(seq, layout.manifest_key(seq), error)]
@@ -160,5 +166,3 @@ def check_repository(repository: Repository, *, deep: bool, progress: Callable[[
             restorable.append(seq)
         problems.update(dict.fromkeys(found))
     return CheckReport(len(listing.seqs), tuple(problems), tuple(restorable), check.objects, check.bytes_read)
-
-

@@ -88,13 +88,15 @@ class Repository:
             if first is None:
                 return False
             raise FormatError(
-                f"{self.store.url} is not a repository: it has no {layout.REPO}, but holds other objects ({first.key!r} and perhaps more). "
+                f"{self.store.url} is not a repository: it has no {layout.REPO}, but holds other objects "
+                f"({first.key!r} and perhaps more). "
                 "Nothing was touched. Give an empty location, or the one that holds the checkpoints"
             ) from None
         found = RepoFile.from_bytes(raw, layout.REPO)
         if found.features:
             raise FormatError(
-                f"{self.store.url} uses features that this version does not know: {', '.join(found.features)}. Upgrade incremental_ckpt"
+                f"{self.store.url} uses features that this version does not know: {', '.join(found.features)}. "
+                "Upgrade incremental_ckpt"
             )
         return True
 
@@ -134,14 +136,16 @@ class Repository:
             known = Manifest.from_bytes(self.store.get(key), key)
             if known.seq != seq:
                 raise CorruptionError(
-                    f"{key} in {self.store.url} is the manifest of seq {known.seq}: it was copied over another. Restore it from a copy",
+                    f"{key} in {self.store.url} is the manifest of seq {known.seq}: it was copied over another. "
+                    "Restore it from a copy",
                     key=key, expected=f"seq {seq}", found=f"seq {known.seq}",
                 )  # fmt: skip
             self._manifests[key] = known
         return known
 
     def newest(self) -> Manifest | None:
-        """The newest checkpoint, or None in an empty repository. Raises CorruptionError where its manifest is damaged."""
+        """The newest checkpoint, or None in an empty repository. Raises CorruptionError where its manifest is
+        damaged."""
 
         def read() -> Manifest | None:
             seqs = self.listing().seqs
@@ -150,7 +154,8 @@ class Repository:
         return self.retried(read)
 
     def newest_of(self, job: str, after: int) -> Manifest | None:
-        """The newest checkpoint above ``after``, if this job wrote it. What counts is the store, never memory: a put can have landed late."""
+        """The newest checkpoint above ``after``, if this job wrote it. What counts is the store, never memory: a put
+        can have landed late."""
         seqs = self.listing(after).seqs
         if not seqs:
             return None
@@ -224,7 +229,8 @@ class Repository:
             parent = self.manifest(manifest.parent.seq)
             if parent.digest != manifest.parent.digest:
                 raise CorruptionError(
-                    f"seq {manifest.seq} was saved on another checkpoint than the seq {parent.seq} that {self.store.url} holds "
+                    f"seq {manifest.seq} was saved on another checkpoint than the seq {parent.seq} that "
+                    f"{self.store.url} holds "
                     "(objects of two runs are mixed). Restore the parent from a copy, or resume an ancestor",
                     key=layout.manifest_key(parent.seq), expected=manifest.parent.digest, found=parent.digest,
                 )  # fmt: skip
@@ -245,14 +251,16 @@ class Repository:
         raw = self.store.get(ref.key)
         if len(raw) != ref.size:
             raise CorruptionError(
-                f"{ref.key} in {self.store.url} has {len(raw)} bytes instead of {ref.size}. Restore it from a copy, or resume an ancestor",
+                f"{ref.key} in {self.store.url} has {len(raw)} bytes instead of {ref.size}. Restore it from a copy, "
+                "or resume an ancestor",
                 key=ref.key, expected=f"{ref.size} bytes", found=f"{len(raw)} bytes",
             )  # fmt: skip
         found = RankManifest.from_bytes(raw, ref.key)
         digest = digest_of(raw)
         if digest != ref.digest:
             raise CorruptionError(
-                f"{ref.key} in {self.store.url} is not the one that its manifest names. Restore it from a copy, or resume an ancestor",
+                f"{ref.key} in {self.store.url} is not the one that its manifest names. Restore it from a copy, or "
+                "resume an ancestor",
                 key=ref.key, expected=ref.digest, found=digest,
             )  # fmt: skip
         return found
@@ -285,11 +293,13 @@ class Repository:
         winner = Manifest.from_bytes(stored, key)
         if winner.job == manifest.job:
             raise SaveError(
-                f"save of step {manifest.step} failed: an earlier attempt of this job (step {winner.step}) reached {self.store.url} late and "
+                f"save of step {manifest.step} failed: an earlier attempt of this job (step {winner.step}) reached "
+                f"{self.store.url} late and "
                 f"is now seq {winner.seq}. The rows of this save go into the next one"
             )
         raise ConflictError(
-            f"another job ({winner.job}) has committed seq {winner.seq} (step {winner.step}) in {self.store.url} while this one "
+            f"another job ({winner.job}) has committed seq {winner.seq} (step {winner.step}) in {self.store.url} "
+            "while this one "
             f"({manifest.job}) was running. Stop this job: its state is not the newest any more"
         )
 
@@ -306,10 +316,15 @@ class Repository:
 
     def resume_markers(self) -> list[Resume]:
         """All resumes of this run, each with the number resumed from and the newest of that time."""
-        return [Resume.from_bytes(self.store.get(o.key), o.key) for o in self.store.list(layout.RESUMES) if layout.parse_key(o.key)]
+        return [
+            Resume.from_bytes(self.store.get(o.key), o.key)
+            for o in self.store.list(layout.RESUMES)
+            if layout.parse_key(o.key)
+        ]
 
     def fallbacks(self, seq: int, listing: Listing) -> Iterator[Manifest]:
-        """What may be resumed instead of a damaged ``seq``, best first: its ancestors, and nothing that merely has a lower number."""
+        """What may be resumed instead of a damaged ``seq``, best first: its ancestors, and nothing that merely has a
+        lower number."""
         try:
             behind = set(ancestors(self.manifest(seq).lineage, seq))
         except (CorruptionError, NotFoundError):
@@ -321,8 +336,10 @@ class Repository:
                 log.warning("passing over seq %d: %s", lower, damage)
 
     def _ancestors_of_unreadable(self, seq: int, listing: Listing) -> set[int]:
-        """The manifest that would tell its lineage is the damaged one. It goes on from the number before it, unless a job has resumed
-        from an older one when that number was the newest: then nobody can tell, and guessing could go back to an abandoned branch."""
+        """The manifest that would tell its lineage is the damaged one. It goes on from the number before it, unless a
+        job has resumed
+        from an older one when that number was the newest: then nobody can tell, and guessing could go back to an
+            abandoned branch."""
         before = [s for s in listing.seqs if s < seq]
         if not before:
             return set()
@@ -353,11 +370,14 @@ class Repository:
                 self._manifests.clear()
         assert missing is not None
         raise CorruptionError(
-            f"an object that is named in {self.store.url} is missing: {missing}. Restore it from a copy, or resume an ancestor",
+            f"an object that is named in {self.store.url} is missing: {missing}. Restore it from a copy, or resume an "
+            "ancestor",
             key=missing.key or "", expected="an object", found="none",
         ) from missing  # fmt: skip
 
-    def read_table(self, name: str, seq: int | None = None, rows: slice = slice(None), field: str = "weight") -> np.ndarray:  # noqa: B008
+    def read_table(
+        self, name: str, seq: int | None = None, rows: slice = slice(None), field: str = "weight"
+    ) -> np.ndarray:
         """Rows of a table as of a checkpoint (None: the newest).
 
         Returns:
@@ -367,10 +387,13 @@ class Repository:
             NotFoundError: no such checkpoint, table or field.
             CorruptionError: something it needs is damaged.
         """
-        return self.retried(lambda: read_table(self, self.links(self.resolve(seq)), name, rows, field), on_missing_checkpoint=False)
+        return self.retried(
+            lambda: read_table(self, self.links(self.resolve(seq)), name, rows, field), on_missing_checkpoint=False
+        )
 
     def check(self, *, deep: bool = False) -> CheckReport:
-        """Prove what is here: everything named exists with its size and digest, every chain reaches a base, all rows are covered.
+        """Prove what is here: everything named exists with its size and digest, every chain reaches a base, all rows
+        are covered.
 
         Args:
             deep: also read every pack and verify every checksum.
@@ -379,7 +402,8 @@ class Repository:
 
 
 def lineage_after(newest: Manifest | None, job: str, resumed: int) -> Sequence[Lineage]:
-    """The lineage of a job that begins when ``newest`` is the newest checkpoint and resumes from ``resumed`` (0: from nothing)."""
+    """The lineage of a job that begins when ``newest`` is the newest checkpoint and resumes from ``resumed`` (0: from
+    nothing)."""
     before = newest.lineage if newest is not None else ()
     return (*before, Lineage(job, (newest.seq if newest is not None else 0) + 1, resumed))
 

@@ -34,7 +34,8 @@ def read_span(repository: Repository, ranks: RankManifest, span: Span, into: mem
     found = checksum(raw)
     if found != span.checksum:
         raise CorruptionError(
-            f"{key} in {repository.store.url}: tensor {span.tensor!r} (bytes {span.begin} to {span.end}) is not what was written. "
+            f"{key} in {repository.store.url}: tensor {span.tensor!r} (bytes {span.begin} to {span.end}) is not what "
+            "was written. "
             "Restore the object from a copy, or resume an ancestor",
             key=key, expected=span.checksum, found=found,
         )  # fmt: skip
@@ -63,13 +64,15 @@ class TableChain:
             self.chain.append(members)
 
     def plan(self, field: str, rows: range, cols: range) -> list[Read]:
-        """The reads that give every wanted row once. Raises CorruptionError where some row is in no checkpoint of the chain."""
+        """The reads that give every wanted row once. Raises CorruptionError where some row is in no checkpoint of the
+        chain."""
         try:
             return list(plan_reads(self.chain, field, rows, cols, self.row_ids))
         except MissingRows as missing:
             table = next(s.shard.table for link in self.chain for s in link)
             raise CorruptionError(
-                f"table {table}, field {field!r}: {missing} in {self._repository.store.url}; the chain does not cover it",
+                f"table {table}, field {field!r}: {missing} in {self._repository.store.url}; the chain does not cover "
+                "it",
                 key="", expected="every row", found=str(missing),
             ) from missing  # fmt: skip
 
@@ -99,10 +102,14 @@ def read_table(repository: Repository, links: Sequence[Link], name: str, rows: s
     newest = table.chain[-1]
     if not newest:
         names = sorted({s.shard.table for r in ranks[-1] for s in r.shards})
-        raise NotFoundError(f"checkpoint {links[-1].manifest.seq} has no table {name!r}; it has: {', '.join(names) or 'none'}")
+        raise NotFoundError(
+            f"checkpoint {links[-1].manifest.seq} has no table {name!r}; it has: {', '.join(names) or 'none'}"
+        )
     spec = field_of(newest[0].shard, field)
     if spec is None:
-        raise NotFoundError(f"table {name!r} has no field {field!r}; it has: {', '.join(f.name for f in newest[0].shard.fields)}")
+        raise NotFoundError(
+            f"table {name!r} has no field {field!r}; it has: {', '.join(f.name for f in newest[0].shard.fields)}"
+        )
     wanted = range(newest[0].shard.table_rows)[rows]
     if wanted.step != 1:
         raise ValueError(f"read_table takes rows of step 1, not {rows}")

@@ -37,9 +37,7 @@ def test_parse_key_inverts_every_builder(seq: int, attempt: str, job: str, rank:
         layout.gone_key(seq): ParsedKey("gone", seq=seq),
         layout.resume_key(job, n): ParsedKey("resume", job=job, n=n),
         layout.rank_manifest_key(seq, attempt, rank): ParsedKey("rank", seq=seq, attempt=attempt, rank=rank),
-        layout.pack_key(seq, attempt, rank, index): ParsedKey(
-            "pack", seq=seq, attempt=attempt, rank=rank, index=index
-        ),
+        layout.pack_key(seq, attempt, rank, index): ParsedKey("pack", seq=seq, attempt=attempt, rank=rank, index=index),
         layout.outcome_key(seq, attempt): ParsedKey("outcome", seq=seq, attempt=attempt),
     }
     for key, parsed in built.items():

@@ -14,8 +14,11 @@ from incremental_ckpt.testing import (
     Crash,
     CrashStore,
     FaultStore,
+    Injector,
     LateListing,
     LateWrites,
+    Op,
+    Perform,
     Stall,
     TracingStore,
     damage,
@@ -204,13 +207,21 @@ class TestFaults:
         store.get("a")
 
     def test_injectors_are_passed_from_the_first_to_the_last(self) -> None:
-        trace = TracingStore(MemoryStore())
-        store = FaultStore(trace, fail(on("put", at=1), landed=True), fail(on("put", at=1)))
-        for _ in range(2):
-            with pytest.raises(StorageError):
-                store.put("a", [b""])
-            store.heal() if trace.trace else store.inject(fail(on("put", at=1)))
-        assert trace.find("put") == []
+        passed: list[str] = []
+
+        def passing(name: str) -> Injector:
+            def injector(op: Op, perform: Perform) -> object:
+                passed.append(f"into {name}")
+                result = perform(op)
+                passed.append(f"out of {name}")
+                return result
+
+            return injector
+
+        store = FaultStore(MemoryStore(), passing("first"))
+        store.inject(passing("second"))
+        store.put("a", [b""])
+        assert passed == ["into first", "into second", "out of second", "out of first"]
 
 
 class TestTracingStore:

@@ -23,7 +23,7 @@ def keys(store: LocalStore, prefix: str = "") -> list[str]:
 
 
 def temporaries(root: Path) -> list[Path]:
-    return [path for path in root.rglob(".tmp-*")]
+    return list(root.rglob(".tmp-*"))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class TestConstruction:
     ) -> None:
         asked = []
         monkeypatch.setattr(os, "access", lambda path, mode: asked.append(Path(path)))
-        with pytest.raises(StorageError, match="not writable.*read_only=True"):
+        with pytest.raises(StorageError, match=r"not writable.*read_only=True"):
             LocalStore(tmp_path / "a" / "b")
         assert asked == [tmp_path]  # the nearest folder that exists
         assert keys(LocalStore(tmp_path / "a" / "b", read_only=True)) == []
