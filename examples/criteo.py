@@ -179,7 +179,7 @@ class CriteoReader:
                 f"{self.path}: the checkpoint was reading another file, of {state['rows']} rows, not {self._rows}; "
                 "give the file that the run began with, or another store"
             )
-        self._position = int(state["samples"]) - 1
+        self._position = int(state["samples"])
 
     def _load(self, keep: int | None) -> None:
         blocks = (_tsv_blocks if self.layout == "kaggle" else _parquet_blocks)(self.path, self.table_sizes)

@@ -39,7 +39,7 @@ def show(folder: Path, data: Path | None) -> int:
     began = time.monotonic()
     training = [sys.executable, str(EXAMPLE), "--steps", str(STEPS), "--save-every", str(SAVE_EVERY)]
     training += ["--batch-size", "512", "--embedding-dim", "32", "--max-rows-per-table", "500000"]
-    training += ["--data", str(data)] if data else ["--cache", str(folder)]
+    training += ["--data", str(data)] if data else ["--cache", str(folder), "--synthetic-rows", "160000"]
     log = folder / "saves.jsonl"
     with_store = [*training, "--store", str(folder / "run"), "--save-log", str(log)]
 

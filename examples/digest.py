@@ -33,6 +33,7 @@ def digest(model: DistributedModelParallel, dense_optimizer: KeyedOptimizer) -> 
         whole = _gather(value) if isinstance(value, ShardedTensor) else value
         if dist.get_rank() == 0:
             total.update(f"{name}: {_fingerprint(whole)}\n".encode())
+    dist.barrier()  # rank 0 still receives what another rank has sent
     return total.hexdigest()[:32] if dist.get_rank() == 0 else ""
 
 

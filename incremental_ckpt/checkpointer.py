@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +84,8 @@ class Checkpointer:
         self._settings = settings
         self._clock = clock
         codecs = {"weight": codec_named(codec), "optimizer": codec_named(optimizer_codec)}
-        ranks = coordinator()
+        ranks = coordinator(settings.vote_timeout)
+        self._opened_store = isinstance(store, str | os.PathLike)
         self._repository = Repository(open_store(store))
         self._adapter = adapt(model, optimizer)
         self._tracker = Tracker(self._adapter.tables())
@@ -130,6 +132,7 @@ class Checkpointer:
         self._open()
         self._saver.drain(self._settings.drain_timeout)
         self._saver.raise_failure()
+        self._saver.must_start_over()
         resumed = self._resume.run(step)
         if resumed is None:
             log.info("%s holds no checkpoint: training starts from the model as it is", self._repository.store.url)
@@ -215,8 +218,8 @@ class Checkpointer:
             ConflictError: another job has gone on with this store.
         """
         self._open()
-        if not isinstance(step, int) or step < 0:
-            raise ValueError(f"step must be a number of at least 0, not {step!r}")
+        step = _whole("step", step)
+        epoch = None if epoch is None else _whole("epoch", epoch)
         chosen = self._kind if kind is None else _one_of("kind", kind, get_args(KindPolicy))
         self._saver.drain(None)
         self._emit(self._saver.events())
@@ -246,7 +249,8 @@ class Checkpointer:
         finally:
             self._adapter.unwatch()
             self._emit(self._saver.events())
-            self._repository.store.close()
+            if self._opened_store:  # else it belongs to the caller
+                self._repository.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -283,6 +287,14 @@ def _one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     return value
+
+
+def _whole(name: str, value: int) -> int:
+    """As a plain int, also numpy's; raises here what would otherwise fail the save in the background."""
+    number = operator.index(value)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"{name} must lie between 0 and 2**63 - 1, not {value!r}")
+    return number
 
 
 def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:

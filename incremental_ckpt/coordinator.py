@@ -1,21 +1,27 @@
-"""How ranks meet: one broadcast on the main thread, nothing else.
+"""How the ranks of a job meet: on the main thread, at a step boundary, each with a report that all of them then know.
 
-It must not know what is told. Runs of several processes are refused until every part of the protocol is there for them.
+It must not know what the reports say. There is no collective in it, so a rank that does not come is known by name after
+a timeout.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+import itertools
+import json
+import time
+from datetime import timedelta
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from incremental_ckpt.errors import MismatchError
+# Not public, but the only way to the store by which init_process_group brought the ranks together.
+from torch.distributed.distributed_c10d import _get_default_store
 
-T = TypeVar("T")
+from incremental_ckpt.errors import SaveError
 
 
 class Coordinator(Protocol):
-    """The ranks of a job. All calls are collective and from the main thread."""
+    """The ranks of a job."""
 
     @property
     def rank(self) -> int: ...
@@ -23,8 +29,12 @@ class Coordinator(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def broadcast(self, value: T) -> T:
-        """Rank 0's value on every rank."""
+    def meet(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's report (plain JSON), in order of ranks, on every rank.
+
+        Raises:
+            SaveError: naming the ranks that did not come in time; on every rank that did.
+        """
 
 
 class SingleProcess:
@@ -33,20 +43,87 @@ class SingleProcess:
     rank = 0
     world_size = 1
 
-    def broadcast(self, value: T) -> T:
-        return value
+    def meet(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        return [report]
 
 
-def coordinator() -> Coordinator:
-    """The coordinator of this process.
+class RendezvousStore:
+    """The ranks of torch.distributed's default group, meeting in the key-value store through which they found each
+    other.
 
-    Raises:
-        MismatchError: torch.distributed runs with several processes, which this version cannot save.
+    Every rank puts its report; rank 0 collects them and puts what all may know. A gloo group would not do: a receive
+    that times out
+    closes the connections to all ranks, so nobody could be told who is missing.
+
+    Args:
+        timeout: how long to wait for a rank, in seconds.
     """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._store = dist.PrefixStore("incremental_ckpt", _get_default_store())
+        # Checkpointers are made in the same order on every rank, so the count names the same one everywhere.
+        self._name = str(next(_made))
+        self._meetings = 0
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+
+    def meet(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        self._meetings += 1
+        self._store.set(self._key(self.rank), _written(report))
+        if self.rank == 0:
+            self._collect()
+        try:
+            told = self._get("all", 2 * self._timeout + 15)
+        except RuntimeError as error:
+            raise SaveError(
+                f"rank {self.rank} waited in vain for rank 0 ({2 * self._timeout + 15:g} s). Is it alive, and does it "
+                "call "
+                "step() or save_checkpoint() at the same steps? Nothing was saved"
+            ) from error
+        if told["missing"]:
+            names = ", ".join(map(str, told["missing"]))
+            raise SaveError(
+                f"ranks that did not come to the meeting within {self._timeout:g} s: {names} (of {self.world_size}; "
+                "this is "
+                f"rank {self.rank}). Are they alive, and do all ranks call step() or save_checkpoint() at the same "
+                "steps? "
+                "Nothing was saved"
+            )
+        reports: list[dict[str, Any]] = told["reports"]
+        return reports
+
+    def _collect(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        reports, missing = [], []
+        for rank in range(self.world_size):
+            try:
+                reports.append(self._get(rank, max(0.01, deadline - time.monotonic())))
+            except RuntimeError:
+                missing.append(rank)
+        self._store.set(self._key("all"), _written({"missing": missing, "reports": [] if missing else reports}))
+        # Whoever is here has read the answer of the meeting before the last.
+        for old in [*range(self.world_size), "all"] if self._meetings > 2 else ():
+            self._store.delete_key(self._key(old, self._meetings - 2))
+
+    def _get(self, who: int | str, timeout: float) -> dict[str, Any]:
+        self._store.wait([self._key(who)], timedelta(seconds=timeout))
+        found: dict[str, Any] = json.loads(self._store.get(self._key(who)))
+        return found
+
+    def _key(self, who: int | str, meeting: int | None = None) -> str:
+        return f"{self._name}/{self._meetings if meeting is None else meeting}/{who}"
+
+
+_made = itertools.count()
+
+
+def _written(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def coordinator(timeout: float) -> Coordinator:
+    """The coordinator of this process: torch.distributed's ranks if it is initialised with several of them."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise MismatchError(
-            f"this job has {dist.get_world_size()} ranks; this version of incremental_ckpt saves jobs of one process "
-            "only. "
-            "Nothing was written. Start it with one process"
-        )
+        return RendezvousStore(timeout)
     return SingleProcess()

@@ -312,7 +312,7 @@ class Persister:
         if error is None and mine is not None:
             try:
                 committed = self._repository.commit(self._manifest(attempt, mine))
-            except CheckpointError as failure:
+            except Exception as failure:
                 error = failure if isinstance(failure, (SaveError, ConflictError)) else _save_error(attempt, failure)
         verdict = self._look(attempt, committed, error)
         if self._world_size > 1:

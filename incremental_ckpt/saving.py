@@ -180,6 +180,7 @@ class Saver:
             resumed: the chain that was replayed, base first; empty if nothing was resumed.
             complete: the model is exactly that checkpoint (strict), so that deltas may count from it.
         """
+        self._settle()  # the marks of the save before: they go with the reset below
         source = resumed[-1] if resumed else None
         lineage = tuple(lineage_after(newest, self._job, source.seq if source else 0))
         self._lineage = (*lineage[:-1], Lineage(self._job, newest_seq + 1, lineage[-1].resumed))
@@ -193,6 +194,11 @@ class Saver:
         self._shares = [m.totals.rows / max(1, m.totals.table_rows) for m in deltas]
         self._chain_lengths = {m.seq: i + 1 for i, m in enumerate(resumed)}
         self._tracker.reset()
+
+    def must_start_over(self) -> None:
+        """Rows may be about to change unmarked (a resume that may fail half-way): the next save is a base."""
+        self._settle()
+        self._must_base = True
 
     @property
     def begun(self) -> bool:
@@ -214,9 +220,17 @@ class Saver:
         if self._flight is not None and (error := self._flight.handle._unraised()) is not None:
             raise error
 
-    def drain(self, timeout: float | None) -> bool:
-        """Wait for what is in flight; whether it is done."""
-        return self._flight is None or self._flight.handle._finished.wait(timeout)
+    def drain(self, timeout: float | None) -> None:
+        """Wait for what is in flight.
+
+        Raises:
+            SaveError: it is not done in time; it goes on.
+        """
+        if self._flight is not None and not self._flight.handle._finished.wait(timeout):
+            raise SaveError(
+                f"the save of step {self._flight.attempt.step} (seq {self._flight.attempt.seq}) is not done after "
+                f"{timeout:g} s (Settings.drain_timeout); does {self._repository.store.url} answer?"
+            )
 
     def save(self, facts: Facts, kind: KindPolicy, extra_state: Callable[[], Mapping[str, Any]]) -> SaveHandle:
         """Freeze and copy, then hand over. Nothing is in flight when this is called.
@@ -238,7 +252,7 @@ class Saver:
                 self._unseen = False
             tables = self._adapter.tables()
             live_state = {**self._adapter.state(), **extra_state()}
-            attempt = self._coordinator.broadcast(self._plan(facts, kind, tables))
+            attempt = self._plan(facts, kind, tables)
             content = self._freeze_and_copy(attempt, tables, live_state)
         except SaveError:
             raise
@@ -324,9 +338,14 @@ class Saver:
         return Content([t.shard for t in tables], state, packfuls(), end)
 
     def _carry_out(self, flight: _Flight, content: Content, handed_over: float) -> None:
-        verdict = self._persister.persist(flight.attempt, content)
-        flight.verdict = verdict
         attempt = flight.attempt
+        try:
+            verdict = self._persister.persist(attempt, content)
+        except BaseException as cause:  # also what no save should raise: nobody may wait for this save for ever
+            failure = SaveError(f"save of step {attempt.step} (seq {attempt.seq}) broke off: {cause!r}")
+            failure.__cause__ = cause
+            verdict = Verdict(None, failure, None, False)
+        flight.verdict = verdict
         if verdict.committed is not None:
             info = verdict.committed.info()
             base_length = 0 if attempt.parent is None else self._chain_lengths.get(attempt.parent.seq, 1)
@@ -379,6 +398,11 @@ class Saver:
         it up."""
         if newest is None or newest.seq <= self._newest_seq:
             return
+        if newest.lineage != self._lineage:
+            # A put from before this process's last resume has landed: our history goes on behind it, as a branch.
+            assert self._lineage is not None
+            self._lineage = (*newest.lineage, Lineage(self._job, newest.seq + 1, self._lineage[-1].resumed))
+            self._must_base = True
         self._newest_seq = newest.seq
         self._parent = newest.next_parent or ref_of(newest)
 
@@ -388,13 +412,13 @@ class Saver:
         Raises:
             SaveError: what is in flight failed, or is not done in time.
         """
-        if not self.drain(timeout):
-            assert self._flight is not None
-            raise SaveError(
-                f"the save of step {self._flight.attempt.step} (seq {self._flight.attempt.seq}) is not done after "
-                f"{timeout:g} s "
-                f"(Settings.drain_timeout); does {self._repository.store.url} answer?"
-            )
+        try:
+            self.drain(timeout)
+        except BaseException:
+            # From now on nobody watches the rows: what is still being streamed must not be committed.
+            for index in range(len(self._parent_shards)):
+                self._tracker.mark_all(index)
+            raise
         self._background.stop()
         self._arena.release()
         self.raise_failure()

@@ -75,6 +75,7 @@ class RowStream:
         self._watermarks = [0] * len(tables)
         self._old: dict[int, list[_OldValues]] = {}
         self._old_bytes = 0
+        self._awaited = False  # take() waits for room
         self._spoiled: str | None = None
         self._ended = False
         self._changed = threading.Condition()
@@ -116,7 +117,9 @@ class RowStream:
         nbytes = sum(f.nbytes for f in fields) + rows.nbytes
         with self._changed:
             while self._old_bytes + nbytes > self._limit and self._old_bytes and not self._ended:
+                self._awaited = True
                 self._changed.wait()
+            self._awaited = False
             if self.ended:
                 return
             self._old.setdefault(table, []).append(_OldValues(rows, first, fields, ready, nbytes))
@@ -125,7 +128,8 @@ class RowStream:
 
     def spoil(self, table: int) -> None:
         """Rows changed without being announced: the stream cannot be exact any more, and raises SaveError."""
-        if self._watermarks[table] < self._tables[table].shard.rows:
+        # Also behind the watermark: this comes after the change, and what was copied between the two is wrong.
+        if not self._ended:
             self._spoiled = self._tables[table].shard.table
 
     def end(self) -> None:
@@ -153,7 +157,7 @@ class RowStream:
             if packful and used + need > self._pack_bytes:
                 yield self._exact(packful), False
                 packful, used = [], 0
-                while self._old_bytes > self._limit // 2:
+                while self._old and (self._awaited or self._old_bytes > self._limit // 2):
                     yield from self._spilled()
             if need > buffer.numel():
                 buffer = torch.empty(need, dtype=torch.uint8, pin_memory=bool(self._side))

@@ -213,12 +213,9 @@ class FusedTables:
         else:
             starts = offsets[:: bags // features]
         if indices.device.type == "cpu":
-            pruned = bool(indices.min() < 0)  # FBGEMM passes -1 by: a pruned row
             bounds = starts.tolist()
             for table, first, end in self._runs:
                 rows = indices[bounds[first] : bounds[end]]
-                if pruned:
-                    rows = rows[rows >= 0]
                 if rows.numel():
                     self._mark(table, rows)
             return
@@ -273,8 +270,8 @@ class FusedTables:
 def rows_without_sync(indices: torch.Tensor, first: torch.Tensor, end: torch.Tensor, rows: int) -> torch.Tensor:
     """The ids ``indices[first:end]`` where only the device knows first and end.
 
-    The result is as long as ``indices``; all places outside the slice repeat its first id (an empty slice: some valid id).
-    So it may name one row too many and never leaves one out.
+    The result is as long as ``indices``; all places outside the slice repeat its first id (of an empty slice: some
+    valid id). So it may name one row too many and never leaves one out.
 
     Args:
         indices: int32 or int64, at least one.
@@ -282,7 +279,7 @@ def rows_without_sync(indices: torch.Tensor, first: torch.Tensor, end: torch.Ten
         rows: of the table, at least one.
     """
     position = torch.arange(indices.numel(), device=indices.device)
-    inside = (position >= first) & (position < end) & (indices >= 0)
+    inside = (position >= first) & (position < end) & (indices >= 0)  # -1: a pruned row, which kernels pass by
     stand_in = indices.index_select(0, first.clamp(max=indices.numel() - 1).long().view(1)).clamp(0, rows - 1)
     return torch.where(inside, indices, stand_in)
 

@@ -106,8 +106,8 @@ class Optimizers:
         return [leaf for leaf in self.leaves if leaf.holds(parameter)]
 
     def state(self, rows_of: RowsOf) -> dict[str, Any]:
-        """By optimizer: ``state`` and ``param_groups`` as in torch, with names for parameters; ``rows`` names the per-row
-        state of tables, which is not contained. Values alias live memory.
+        """By optimizer: ``state`` and ``param_groups`` as in torch, with names for parameters; ``rows`` names the
+        per-row state of tables, which is not contained. Values alias live memory.
         """
         return {leaf.name: self._leaf_state(leaf, rows_of) for leaf in self.leaves} | {
             extra.name: {"extra": extra.state[extra.parameter]}

@@ -9,14 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError
+from incremental_ckpt.errors import CheckpointError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest, Span
 from incremental_ckpt.format.pack import checksum, read_header
+from incremental_ckpt.model import Field
 from incremental_ckpt.repository.read import TableChain, read_span
 
 if TYPE_CHECKING:
-    from incremental_ckpt.repository.core import Link, Repository
+    from incremental_ckpt.repository.core import Link, Listing, Repository
+
+Progress = Callable[[int, int, int], None]
+"""``progress(checkpoints done, checkpoints in all, bytes read)``."""
+
+_PASSES = 3
+_Part = tuple[str, int, int, int, int, tuple[Field, ...]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class CheckReport:
         checkpoints: how many visible checkpoints there are.
         problems: everything that is wrong.
         restorable: numbers that can be restored, ascending.
+        damaged: all other visible numbers, ascending.
         objects: how many objects were looked at.
         bytes_read: how many bytes were read.
     """
@@ -43,6 +51,7 @@ class CheckReport:
     checkpoints: int
     problems: tuple[Problem, ...]
     restorable: tuple[int, ...]
+    damaged: tuple[int, ...]
     objects: int
     bytes_read: int
 
@@ -52,12 +61,54 @@ class CheckReport:
 
 
 class _Check:
-    def __init__(self, repository: Repository, deep: bool) -> None:
+    """One pass. What is learnt of a manifest is kept by its digest: chains share their checkpoints."""
+
+    def __init__(self, repository: Repository, deep: bool, progress: Progress | None) -> None:
         self._repository = repository
         self._deep = deep
+        self._progress = progress
         self._broken: dict[str, list[Problem]] = {}
+        self._uncovered: dict[str, list[Problem]] = {}
+        self._layouts: dict[str, frozenset[_Part]] = {}
+        self._same: dict[frozenset[_Part], frozenset[_Part]] = {}
+        self._done = 0
+        self._total = 0
         self.objects = 0
         self.bytes_read = 0
+
+    def run(self, listing: Listing) -> CheckReport:
+        problems: dict[Problem, None] = {}
+        restorable: list[int] = []
+        damaged: list[int] = []
+        self._total = len(listing.seqs)
+        for self._done, seq in enumerate(listing.seqs):
+            self._report()
+            found = self._chain(seq, listing)
+            (damaged if found else restorable).append(seq)
+            problems.update(dict.fromkeys(found))
+        self._done = self._total
+        self._report()
+        return CheckReport(
+            checkpoints=len(listing.seqs), problems=tuple(problems), restorable=tuple(restorable),
+            damaged=tuple(damaged), objects=self.objects, bytes_read=self.bytes_read,
+        )  # fmt: skip
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress(self._done, self._total, self.bytes_read)
+
+    def _chain(self, seq: int, listing: Listing) -> list[Problem]:
+        try:
+            links = self._repository.links(seq, listing)
+            found = [
+                p
+                for link in links
+                for m in {link.manifest.digest: link.manifest, link.tables.digest: link.tables}.values()
+                for p in self.own(m)
+            ]
+            return found or self.coverage(links)
+        except CheckpointError as error:
+            return [_problem(seq, layout.manifest_key(seq), error)]
 
     def own(self, manifest: Manifest) -> list[Problem]:
         """Problems of what a manifest names itself, found once."""
@@ -95,6 +146,7 @@ class _Check:
         if self._deep and not problems:
             for span in _spans(rank):
                 self.bytes_read += span.size
+                self._report()
                 try:
                     read_span(self._repository, rank, span)
                 except CheckpointError as error:
@@ -115,7 +167,30 @@ class _Check:
         ]
 
     def coverage(self, links: list[Link]) -> list[Problem]:
-        """Tables whose rows no checkpoint of the chain carries."""
+        """Tables whose rows no checkpoint of the chain carries.
+
+        A delta on a chain that covers the same tables needs no look at rows: checking n deltas in a row takes n steps.
+        """
+        for end, link in enumerate(links, 1):
+            digest = link.manifest.digest
+            if digest not in self._uncovered:
+                inherits = end > 1 and self._layout(link) == self._layout(links[end - 2])
+                before = self._uncovered[links[end - 2].manifest.digest] if inherits else []
+                self._uncovered[digest] = before or ([] if inherits else self._missing_rows(links[:end]))
+        return self._uncovered[links[-1].manifest.digest]
+
+    def _layout(self, link: Link) -> frozenset[_Part]:
+        digest = link.tables.digest
+        if digest not in self._layouts:
+            parts = frozenset(
+                (s.shard.table, s.shard.table_rows, s.shard.table_cols, s.shard.col_start, s.shard.cols, s.shard.fields)
+                for rank in self._repository.rank_manifests(link.tables)
+                for s in rank.shards
+            )
+            self._layouts[digest] = self._same.setdefault(parts, parts)
+        return self._layouts[digest]
+
+    def _missing_rows(self, links: list[Link]) -> list[Problem]:
         ranks = [self._repository.rank_manifests(link.tables) for link in links]
         newest = links[-1].manifest.seq
         problems = []
@@ -138,31 +213,25 @@ def _spans(rank: RankManifest) -> list[Span]:
 
 
 def _problem(seq: int, key: str, error: CheckpointError) -> Problem:
+    """What an error says of an object. A store that does not answer says nothing: then the error itself goes on."""
+    if isinstance(error, StorageError) and error.retryable:
+        raise error
     return Problem(seq, getattr(error, "key", "") or key, str(error))
 
 
-def check_repository(
-    repository: Repository, *, deep: bool, progress: Callable[[int, int], None] | None = None
-) -> CheckReport:
-    check = _Check(repository, deep)
-    listing = repository.listing()
-    problems: dict[Problem, None] = {}
-    restorable = []
-    for done, seq in enumerate(listing.seqs):
-        if progress is not None:
-            progress(done, len(listing.seqs))
-        try:
-            links = repository.links(seq, listing)
-            found = [
-                p
-                for link in links
-                for m in {link.manifest.digest: link.manifest, link.tables.digest: link.tables}.values()
-                for p in check.own(m)
-            ]
-            found = found or check.coverage(links)
-        except (CorruptionError, NotFoundError, FormatError) as error:
-            found = [_problem(seq, layout.manifest_key(seq), error)]
-        if not found:
-            restorable.append(seq)
-        problems.update(dict.fromkeys(found))
-    return CheckReport(len(listing.seqs), tuple(problems), tuple(restorable), check.objects, check.bytes_read)
+def check_repository(repository: Repository, *, deep: bool, progress: Progress | None = None) -> CheckReport:
+    """See Repository.check.
+
+    Raises:
+        StorageError: the store does not answer.
+    """
+    for _ in range(_PASSES):
+        listing = repository.listing()
+        report = _Check(repository, deep, progress).run(listing)
+        if report.ok:
+            break
+        now = repository.listing()
+        if (now.gone, now.bases) == (listing.gone, listing.bases):
+            break
+        # A prune or a compaction passed while we looked: what was missed may be what it took.
+    return report

@@ -81,17 +81,9 @@ class Repository:
         self._exists = self._recognise()
 
     def _recognise(self) -> bool:
-        try:
-            raw = self.store.get(layout.REPO)
-        except NotFoundError:
-            first = next(iter(self.store.list()), None)
-            if first is None:
-                return False
-            raise FormatError(
-                f"{self.store.url} is not a repository: it has no {layout.REPO}, but holds other objects "
-                f"({first.key!r} and perhaps more). "
-                "Nothing was touched. Give an empty location, or the one that holds the checkpoints"
-            ) from None
+        raw = self._repo_file()
+        if raw is None:
+            return False
         found = RepoFile.from_bytes(raw, layout.REPO)
         if found.features:
             raise FormatError(
@@ -99,6 +91,22 @@ class Repository:
                 "Upgrade incremental_ckpt"
             )
         return True
+
+    def _repo_file(self) -> memoryview | None:
+        try:
+            return self.store.get(layout.REPO)
+        except NotFoundError:
+            first = next(iter(self.store.list()), None)
+        if first is None:
+            return None
+        try:
+            return self.store.get(layout.REPO)  # another job may have created it since, before anything else
+        except NotFoundError:
+            raise FormatError(
+                f"{self.store.url} is not a repository: it has no {layout.REPO}, but holds other objects "
+                f"({first.key!r} and perhaps more). "
+                "Nothing was touched. Give an empty location, or the one that holds the checkpoints"
+            ) from None
 
     def create(self) -> None:
         """Make an empty store a repository. What exists is left as it is."""

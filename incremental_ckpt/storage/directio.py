@@ -94,7 +94,7 @@ def _write_block(fd: int, block: memoryview, direct: bool) -> bool:
     whole = block.nbytes - block.nbytes % ALIGNMENT
     done = 0
     while done < block.nbytes:
-        if direct and (done >= whole or done % ALIGNMENT):
+        if direct and done >= whole:
             _set_direct(fd, False)
             direct = False
         try:
@@ -102,7 +102,7 @@ def _write_block(fd: int, block: memoryview, direct: bool) -> bool:
         except OSError as error:
             if not (direct and error.errno == errno.EINVAL):
                 raise
-            _set_direct(fd, False)  # the flag was taken, the write is not
+            _set_direct(fd, False)  # the flag was taken, or a short write ended within a unit
             direct = False
     return direct
 

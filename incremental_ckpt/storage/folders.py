@@ -54,22 +54,17 @@ def open_file(folder: int, name: str, mode: int = os.O_RDONLY) -> int:
 def create_temporary(folder: int, name: str) -> int:
     """Create a file and lock it, which tells ``remove_dead_temporaries`` that its writer is alive.
 
-    The system unlocks it when the writer dies. Raises FileNotFoundError if a sweep took the file first.
+    The system unlocks it when the writer dies. A sweep that comes before the lock removes the file: linking it raises
+    FileNotFoundError then, and the writer starts again.
     """
     fd = os.open(name, _CREATE, 0o666, dir_fd=folder)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        swept = os.fstat(fd).st_nlink == 0
-    except BlockingIOError:
-        swept = True
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        # Locked by a sweep, or a file system without locks: there a sweep cannot lock it either, and lets it be.
+        if error.errno not in {errno.EWOULDBLOCK, *_NO_LOCKS}:
             os.close(fd)
             raise
-        swept = False  # a sweep cannot lock it either, and lets it be
-    if swept:
-        os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "a sweep came between creating and locking", name)
     return fd
 
 

@@ -106,11 +106,15 @@ def test_a_run_killed_at_random_moments_ends_like_one_that_never_stopped(
 ) -> None:
     rng = random.Random(seed)
     run = Run(forks, tmp_path, data, store=True, kind=kind)
-    for _ in range(2):
-        # In the middle of a save, since that is where it would hurt, and with some progress in most lives.
+    for checkpoints in (0, 1):
+        # Soon after a new object, which is often in the middle of a save: that is where it would hurt.
         objects = run.objects() + rng.randint(1, 14)
-        assert run.kill(lambda objects=objects: run.objects() >= objects, rng.uniform(0, 0.03))
-    assert run.manifests() > 0
+        assert run.kill(
+            lambda objects=objects, checkpoints=checkpoints: (
+                run.objects() >= objects and run.manifests() >= checkpoints
+            ),
+            rng.uniform(0, 0.03),
+        )
     assert run.finish() == uninterrupted
 
 

@@ -314,7 +314,7 @@ def test_an_equivalent_is_a_base_made_of_any_attempts_of_its_seq() -> None:
     ],
 )
 def test_what_could_not_be_read_is_not_written(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - each has its own words
+    with pytest.raises(ValueError):
         manifest(**changes).to_bytes()
 
 

@@ -143,7 +143,7 @@ def test_strings_of_escapes_cost_no_memory_beyond_their_size() -> None:
 
 @pytest.mark.parametrize("members", [{}, {"digest": "0" * 64}, {"a": float("nan")}, {"a": float("inf")}])
 def test_what_cannot_be_sealed_is_refused(members: dict[str, object]) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - json words one of them
+    with pytest.raises(ValueError):
         seal(members)
 
 

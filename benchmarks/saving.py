@@ -1,0 +1,142 @@
+"""Saves of the training in a folder of their own, each with its wall time and its event.
+
+It must not know what is made of the times.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from workload import Training
+
+from incremental_ckpt import Checkpointer, EverySteps, SaveEvent
+from incremental_ckpt.adapters import adapt
+from incremental_ckpt.events import Event
+from incremental_ckpt.format.rank_manifest import RankManifest
+from incremental_ckpt.format.rowset import decode_rows
+from incremental_ckpt.policy import KindPolicy
+from incremental_ckpt.repository import Repository
+from incremental_ckpt.saving import SaveHandle
+from incremental_ckpt.storage import open_store
+
+DELTA: KindPolicy = "consecutive"
+BASE: KindPolicy = "full"
+_NEVER = EverySteps(1 << 40)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One durable save: seconds of the ``save_checkpoint`` call, and the library's own account."""
+
+    wall_seconds: float
+    event: SaveEvent
+
+
+class Saves:
+    """One Checkpointer on a store in ``folder``, which is removed at the end."""
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        self._training = training
+        self._folder = folder
+        self._events: dict[int, SaveEvent] = {}
+        self.checkpointer = Checkpointer(
+            training.model, folder, optimizer=training.optimizer, when=_NEVER, on_event=self._keep
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.checkpointer.__exit__(kind, error, trace)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def begin(self, kind: KindPolicy) -> tuple[SaveHandle, float]:
+        """A handle, and the seconds that the call took."""
+        begun = time.perf_counter()
+        handle = self.checkpointer.save_checkpoint(self._training.steps, kind=kind)
+        return handle, time.perf_counter() - begun
+
+    def save(self, kind: KindPolicy) -> Saved:
+        """A save from its call until it is durable, with nothing beside it."""
+        handle, wall = self.begin(kind)
+        handle.wait()
+        return Saved(wall, self.event(handle))
+
+    def event(self, handle: SaveHandle) -> SaveEvent:
+        """Of a save that is durable."""
+        if handle.seq not in self._events:
+            self.checkpointer.step(self._training.steps)
+        return self._events[handle.seq]
+
+    def start(self) -> Saved:
+        """A base and one delta, after which all buffers are there and touched; returns the delta."""
+        self.save(BASE)
+        self._training.interval()
+        return self.save(DELTA)
+
+    def mark_touched(self) -> None:
+        """Mark the rows that an interval touches, without updating them."""
+        names = [t.shard.table.rsplit(".", 1)[-1] for t in self.checkpointer._adapter.tables()]
+        for index, name in enumerate(names):
+            rows = self._training.touched[int(name.removeprefix("C")) - 1]
+            if rows.size:
+                self.checkpointer._tracker.mark(index, torch.from_numpy(rows))
+
+    def votes(self, seq: int) -> list[RankManifest]:
+        repository = Repository(open_store(self._folder))
+        return repository.rank_manifests(repository.manifest(seq))
+
+    def rows_of(self, seq: int) -> dict[str, np.ndarray]:
+        """The rows that a delta carries by table, ascending int64."""
+        found = {}
+        store = open_store(self._folder)
+        for vote in self.votes(seq):
+            for part in vote.shards:
+                sets = []
+                for rowset in part.rowsets:
+                    key = vote.packs[rowset.at.pack].key
+                    raw = store.get(key, rowset.at.begin, rowset.at.end)
+                    sets.append(decode_rows(raw, count=rowset.count, rows=part.shard.rows, key=key))
+                found[part.shard.table] = np.concatenate(sets) if sets else np.empty(0, np.int64)
+        return found
+
+    def drop_objects(self) -> None:
+        """Free the disk of all packs; only the commits stay. Nothing may be in flight, and nothing can be resumed."""
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+        os.sync()
+
+    def _keep(self, event: Event) -> None:
+        if isinstance(event, SaveEvent):
+            self._events[event.seq] = event
+
+
+class BareGather:
+    """``torch.index_select(out=)`` of given rows of all tables and fields into buffers whose pages are touched."""
+
+    def __init__(self, training: Training, rows: dict[str, np.ndarray]) -> None:
+        self._calls = []
+        self.bytes = 0
+        for table in adapt(training.model, training.optimizer).tables():
+            ids = torch.from_numpy(rows[table.shard.table])
+            for live in table.tensors.values():
+                if ids.numel():
+                    out = torch.zeros(ids.numel(), live.shape[1], dtype=live.dtype)
+                    self._calls.append((live.detach(), ids, out))
+                    self.bytes += out.nbytes
+        self()
+
+    def __call__(self) -> None:
+        for live, ids, out in self._calls:
+            torch.index_select(live, 0, ids, out=out)

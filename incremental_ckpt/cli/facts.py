@@ -1,0 +1,286 @@
+"""What the verbs report, read from a repository: dataclasses that are also the JSON contract.
+
+It must not know how they are drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError
+from incremental_ckpt.format.manifest import Manifest, RankManifest, ShardEntries, Span
+from incremental_ckpt.format.members import written_time
+from incremental_ckpt.model import WEIGHT, CheckpointInfo, Field, Kind
+from incremental_ckpt.repository import CheckReport, Link, Repository
+from incremental_ckpt.storage import LocalStore, open_store
+
+
+def open_repository(url: str) -> Repository:
+    """A repository to be read.
+
+    Raises:
+        NotFoundError: a local path that does not exist. A store that can hold nothing but objects (a bucket's prefix)
+            cannot tell this from an empty one.
+        FormatError, CorruptionError, StorageError: as Repository.
+    """
+    store = open_store(url, read_only=True)
+    if isinstance(store, LocalStore) and not Path(store.url).exists():
+        raise NotFoundError(f"{url} does not exist: check the path (a run that has saved nothing yet has no folder)")
+    return Repository(store)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The checkpoints of a store by ascending seq, and those whose manifest cannot be read."""
+
+    checkpoints: tuple[CheckpointInfo, ...]
+    unreadable: tuple[tuple[int, CheckpointError], ...]
+
+
+def catalogue(repository: Repository) -> Catalogue:
+    checkpoints, unreadable = [], []
+    for seq in repository.listing().seqs:
+        try:
+            checkpoints.append(repository.manifest(seq).info())
+        except (CorruptionError, FormatError, NotFoundError) as error:
+            unreadable.append((seq, error))
+    return Catalogue(tuple(checkpoints), tuple(unreadable))
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """A checkpoint that a resume replays; ``compacted``: its tables are read from an equivalent base."""
+
+    seq: int
+    step: int
+    kind: Kind
+    rows: int
+    bytes: int
+    created: datetime
+    compacted: bool
+
+
+@dataclass(frozen=True)
+class FieldFacts:
+    """One field of a table; ``codecs`` are those of the records that this checkpoint carries."""
+
+    name: str
+    dtype: str
+    width: int
+    codecs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """One table as a checkpoint carries it.
+
+    Attributes:
+        rows, cols: its shape.
+        shards: the parts that it is saved in.
+        rows_carried: rows in this checkpoint.
+        bytes: their records and row ids in the packs.
+    """
+
+    name: str
+    rows: int
+    cols: int
+    shards: int
+    fields: tuple[FieldFacts, ...]
+    rows_carried: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class StateFacts:
+    """State that is not rows, by name; tensors and bytes over all ranks that hold it."""
+
+    name: str
+    ranks: int
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """Everything that the manifests say of one checkpoint."""
+
+    checkpoint: CheckpointInfo
+    digest: str
+    chain: tuple[ChainLink, ...]
+    tables: tuple[TableFacts, ...]
+    state: tuple[StateFacts, ...]
+    environment: Mapping[str, Any]
+
+
+def checkpoint_facts(repository: Repository, seq: int | None) -> CheckpointFacts:
+    """The facts of a checkpoint (None: the newest).
+
+    Raises:
+        NotFoundError: there is none.
+        CorruptionError: a manifest that it needs is damaged or missing.
+    """
+    wanted = repository.resolve(seq)
+    try:
+        return repository.retried(lambda: _facts(repository, wanted))
+    except CorruptionError:
+        repository.resolve(wanted)  # a prune may have passed: then it is not damaged, but gone
+        raise
+
+
+def _facts(repository: Repository, seq: int) -> CheckpointFacts:
+    links = repository.links(seq)
+    manifest = links[-1].manifest
+    ranks = repository.rank_manifests(manifest)
+    return CheckpointFacts(
+        manifest.info(),
+        manifest.digest,
+        tuple(_chain_link(link) for link in links),
+        _tables(ranks),
+        _state(ranks),
+        manifest.environment,
+    )
+
+
+def _chain_link(link: Link) -> ChainLink:
+    info = link.manifest.info()
+    compacted = link.tables is not link.manifest
+    totals = link.tables.totals
+    return ChainLink(info.seq, info.step, info.kind, totals.rows, totals.bytes, info.created, compacted)
+
+
+def _tables(ranks: Sequence[RankManifest]) -> tuple[TableFacts, ...]:
+    found: dict[str, TableFacts] = {}
+    for part in (part for rank in ranks for part in rank.shards):
+        shard = part.shard
+        before = found.get(shard.table) or TableFacts(shard.table, shard.table_rows, shard.table_cols, 0, (), 0, 0)
+        # Column shards carry the same rows; and rows that a later entry overrides are no further rows.
+        carried = sum(part.row_count(entry) for entry in part.entries if entry.field == WEIGHT)
+        found[shard.table] = dataclasses.replace(
+            before,
+            shards=before.shards + 1,
+            fields=_merged(before.fields, shard.fields, {(entry.field, entry.codec) for entry in part.entries}),
+            rows_carried=before.rows_carried + (min(carried, shard.rows) if shard.col_start == 0 else 0),
+            bytes=before.bytes + sum(at.size for at in _spans(part)),
+        )
+    return tuple(found[name] for name in sorted(found))
+
+
+def _spans(part: ShardEntries) -> list[Span]:
+    return [rowset.at for rowset in part.rowsets] + [entry.at for entry in part.entries]
+
+
+def _merged(
+    before: Sequence[FieldFacts], fields: Sequence[Field], used: set[tuple[str, str]]
+) -> tuple[FieldFacts, ...]:
+    known = {field.name: field for field in before}
+    merged = []
+    for field in fields:
+        codecs = {codec for name, codec in used if name == field.name}
+        earlier = known.get(field.name)
+        # A per-column state is as wide as its shard: the widest shard's stands for all of a column-wise table.
+        width = max(field.width, earlier.width if earlier else 0)
+        codecs |= set(earlier.codecs) if earlier else set()
+        merged.append(FieldFacts(field.name, field.dtype, width, tuple(sorted(codecs))))
+    return tuple(merged)
+
+
+def _state(ranks: Sequence[RankManifest]) -> tuple[StateFacts, ...]:
+    found: dict[str, StateFacts] = {}
+    for state in (state for rank in ranks for state in rank.state):
+        before = found.get(state.name) or StateFacts(state.name, 0, 0, 0)
+        # Tied tensors share their bytes.
+        spans = {(tensor.at.pack, tensor.at.begin, tensor.at.end) for tensor in state.tensors}
+        found[state.name] = StateFacts(
+            state.name,
+            before.ranks + 1,
+            before.tensors + len(state.tensors),
+            before.bytes + sum(end - begin for _, begin, end in spans),
+        )
+    return tuple(found[name] for name in sorted(found))
+
+
+@dataclass(frozen=True)
+class CheckFacts:
+    """A check's report and what it means for the next resume.
+
+    Attributes:
+        resumes: the checkpoint that a resume without a step takes, None where it finds none.
+        passed_over: visible checkpoints above ``resumes`` that it passes over.
+    """
+
+    report: CheckReport
+    deep: bool
+    resumes: CheckpointInfo | None
+    passed_over: tuple[int, ...]
+
+
+def check_facts(repository: Repository, report: CheckReport, *, deep: bool) -> CheckFacts:
+    checked = sorted((*report.restorable, *report.damaged))
+    resumed: Manifest | None = None
+    if checked and checked[-1] in report.restorable:
+        resumed = repository.manifest(checked[-1])
+    elif checked:
+        candidates = repository.fallbacks(checked[-1], repository.listing())
+        resumed = next((m for m in candidates if m.seq in report.restorable), None)
+    passed_over = tuple(seq for seq in checked if resumed is None or seq > resumed.seq)
+    return CheckFacts(report, deep, resumed.info() if resumed else None, passed_over)
+
+
+def catalogue_json(found: Catalogue) -> list[dict[str, Any]]:
+    return [checkpoint_json(info) for info in found.checkpoints]
+
+
+def checkpoint_json(info: CheckpointInfo) -> dict[str, Any]:
+    return {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+
+
+def facts_json(facts: CheckpointFacts) -> dict[str, Any]:
+    rest = {
+        "digest": facts.digest,
+        "chain": [dataclasses.asdict(link) for link in facts.chain],
+        "tables": [dataclasses.asdict(table) for table in facts.tables],
+        "state": [dataclasses.asdict(state) for state in facts.state],
+        "environment": facts.environment,
+    }
+    return checkpoint_json(facts.checkpoint) | rest
+
+
+def check_json(facts: CheckFacts) -> dict[str, Any]:
+    report = facts.report
+    return {
+        "ok": report.ok,
+        "deep": facts.deep,
+        "checkpoints": report.checkpoints,
+        "restorable": report.restorable,
+        "resumes": facts.resumes.seq if facts.resumes else None,
+        "problems": [dataclasses.asdict(problem) for problem in report.problems],
+        "objects": report.objects,
+        "bytes_read": report.bytes_read,
+    }
+
+
+def to_json(value: object) -> str:
+    """One JSON document: times in ISO 8601 (UTC), numbers that JSON lacks (nan, inf) as null."""
+    return json.dumps(_plain(value), indent=2, allow_nan=False)
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, datetime):
+        return written_time(value)
+    if isinstance(value, Mapping):
+        # As manifests write nan and inf where they do not say what a member means.
+        if value.keys() == {"$float"}:
+            return None
+        return {str(name): _plain(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

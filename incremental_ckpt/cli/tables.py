@@ -1,0 +1,219 @@
+"""Facts drawn for people: aligned tables, colours on a terminal only.
+
+It must not know repositories or stores.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from incremental_ckpt.cli import text
+from incremental_ckpt.cli.facts import Catalogue, CheckFacts, CheckpointFacts, FieldFacts
+from incremental_ckpt.model import CheckpointInfo
+
+_STYLES = {"base": "cyan", "unreadable": "red"}
+_GAP = 2
+_METRICS = 4
+_CHAIN_HEAD, _CHAIN_TAIL = 2, 8
+# Wide enough for any table: one line per row, which a narrow terminal wraps and a pipe keeps whole.
+_UNBOUNDED = 100_000
+
+
+def console(stream: TextIO) -> Console:
+    """A console for a stream that is coloured only if it is a terminal, whatever FORCE_COLOR says."""
+    terminal = stream.isatty()
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        no_color=None if terminal else True,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        soft_wrap=True,
+        width=_UNBOUNDED,
+    )
+
+
+def show_catalogue(url: str, found: Catalogue) -> None:
+    out = console(sys.stdout)
+    if not found.checkpoints and not found.unreadable:
+        out.print(f"{text.printable(url)} holds no checkpoint yet")
+        return
+    infos = found.checkpoints
+    columns: list[tuple[str, Callable[[CheckpointInfo], str]]] = [
+        ("seq", lambda i: str(i.seq)),
+        ("step", lambda i: str(i.step)),
+        ("kind", lambda i: i.kind),
+        ("parent", lambda i: "-" if i.parent is None else str(i.parent)),
+        ("rows", lambda i: f"{i.rows:,}"),
+        ("of all", lambda i: text.share(i.rows, i.table_rows)),
+        ("size", lambda i: text.size(i.bytes)),
+    ]
+    if any(i.epoch is not None for i in infos):
+        columns.append(("epoch", lambda i: "-" if i.epoch is None else str(i.epoch)))
+    if any(i.loss is not None for i in infos):
+        columns.append(("loss", lambda i: _number(i.loss)))
+    metrics = sorted({name for i in infos for name in i.metrics})
+    columns += [(text.printable(name), _metric(name)) for name in metrics[:_METRICS]]
+    columns.append(("created (UTC)", lambda i: text.time(i.created)))
+    table = _table([name for name, _ in columns], left={"kind"})
+    rows = [(i.seq, [cell(i) for _, cell in columns], _STYLES.get(i.kind, "")) for i in infos]
+    rows += [
+        (seq, [str(seq), "-", "unreadable", *["-"] * (len(columns) - 3)], _STYLES["unreadable"])
+        for seq, _ in found.unreadable
+    ]
+    for _, cells, style in sorted(rows, key=lambda row: row[0]):
+        table.add_row(*(Text(cell, style=style if column == 2 else "") for column, cell in enumerate(cells)))
+    out.print(table)
+    total = f"{text.count(len(infos), 'checkpoint')}, {text.size(sum(i.bytes for i in infos))}"
+    if found.unreadable:
+        total += f"; {len(found.unreadable)} unreadable"
+    if len(metrics) > _METRICS:
+        total += f"; {text.count(len(metrics) - _METRICS, 'more metric')} (--json)"
+    out.print(total, style="dim")
+
+
+def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
+    out, info = console(sys.stdout), facts.checkpoint
+    out.print(f"checkpoint {info.seq} of {text.printable(url)}", style="bold")
+    _pairs(
+        out,
+        [
+            ("step", str(info.step)),
+            ("kind", info.kind if info.parent is None else f"{info.kind} on {info.parent}"),
+            ("created", f"{text.time(info.created)} UTC"),
+            ("epoch", "-" if info.epoch is None else str(info.epoch)),
+            ("loss", _number(info.loss)),
+            *((name, _number(value)) for name, value in sorted(info.metrics.items())),
+            ("rows", f"{info.rows:,} of {info.table_rows:,} ({text.share(info.rows, info.table_rows)})"),
+            ("size", text.size(info.bytes)),
+            ("job", f"{info.job}, attempt {info.attempt}, {text.count(info.world_size, 'rank')}"),
+            ("digest", facts.digest),
+        ],
+    )
+    _heading(out, "chain", f"a resume reads these, {text.size(sum(link.bytes for link in facts.chain))} at most")
+    chain = _table(["seq", "step", "kind", "rows", "size"], left={"kind"})
+    left_out = len(facts.chain) - _CHAIN_HEAD - _CHAIN_TAIL
+    for place, link in enumerate(facts.chain):
+        if left_out > 1 and place == _CHAIN_HEAD:
+            chain.add_row("...", "", Text(f"{left_out} more", "dim"))
+        if left_out > 1 and _CHAIN_HEAD <= place < len(facts.chain) - _CHAIN_TAIL:
+            continue
+        kind = Text("equivalent base" if link.compacted else link.kind, _STYLES.get(link.kind, ""))
+        chain.add_row(str(link.seq), str(link.step), kind, f"{link.rows:,}", text.size(link.bytes))
+    out.print(chain)
+    _heading(out, "tables", text.count(len(facts.tables), "table"))
+    tables = _table(
+        ["table", "rows", "cols", "shards", "fields", "carried", "of all", "size"], left={"table", "fields"}
+    )
+    for table in facts.tables:
+        tables.add_row(
+            text.printable(table.name), f"{table.rows:,}", str(table.cols), str(table.shards),
+            ", ".join(_field(field) for field in table.fields), f"{table.rows_carried:,}",
+            text.share(table.rows_carried, table.rows), text.size(table.bytes),
+        )  # fmt: skip
+    if facts.tables:
+        out.print(tables)
+    _heading(out, "state", "beside the rows")
+    state = _table(["name", "ranks", "tensors", "size"], left={"name"})
+    for named in facts.state:
+        state.add_row(text.printable(named.name), str(named.ranks), f"{named.tensors:,}", text.size(named.bytes))
+    out.print(state)
+    _heading(out, "environment", "a resume warns of what differs")
+    _pairs(out, [(name, str(value)) for name, value in sorted(facts.environment.items())])
+
+
+def show_check(url: str, facts: CheckFacts) -> None:
+    out, report = console(sys.stdout), facts.report
+    if not report.checkpoints:
+        out.print(f"{text.printable(url)} holds no checkpoint yet: nothing to check")
+        return
+    looked = "with every checksum" if facts.deep else "sizes and digests; --deep also reads all rows"
+    out.print(
+        f"{text.printable(url)}: {text.count(report.checkpoints, 'checkpoint')}, "
+        f"{text.count(report.objects, 'object')}, "
+        f"{text.size(report.bytes_read)} read ({looked})"
+    )
+    if report.ok:
+        out.print(f"all can be restored: {text.ranges(report.restorable)}", style="green")
+        return
+    _heading(out, "problems", "")
+    for (key, what), seqs in _grouped(facts).items():
+        out.print(Text(f"  seq {text.ranges(seqs)}  {text.printable(key)}", style="red"))
+        out.print(Text(f"    {text.printable(what)}"))
+    _heading(out, "what can be restored", "")
+    out.print(f"  whole:   {text.ranges(report.restorable) or 'none'}")
+    out.print(f"  damaged: {text.ranges(report.damaged) or 'none'}")
+    _heading(out, "what to do", "")
+    for line in _advice(facts):
+        out.print(f"  {line}")
+
+
+def _grouped(facts: CheckFacts) -> dict[tuple[str, str], list[int]]:
+    """Checkpoints by problem: a damaged base is met by every delta on it."""
+    grouped: dict[tuple[str, str], list[int]] = {}
+    for problem in facts.report.problems:
+        grouped.setdefault((problem.key, problem.what), []).append(problem.seq)
+    return {problem: sorted(set(seqs)) for problem, seqs in grouped.items()}
+
+
+def _advice(facts: CheckFacts) -> Iterator[str]:
+    yield "If there is a copy of the store, put the objects named above back from it and check again."
+    if facts.resumes is None and facts.report.restorable:
+        yield (
+            "Without one, a resume fails: none of the newest checkpoint's ancestors is whole. "
+            "resume_from_checkpoint(step=...) takes one that is."
+        )
+    elif facts.resumes is None:
+        yield "Without one, nothing can be resumed from this store: start a new run in another place."
+    elif facts.passed_over:
+        yield (
+            f"Without one, a resume passes over {text.ranges(facts.passed_over)} by itself and goes on from seq "
+            f"{facts.resumes.seq} (step {facts.resumes.step})."
+        )
+    else:
+        yield (
+            f"The newest checkpoint, seq {facts.resumes.seq} (step {facts.resumes.step}), is whole: a resume takes it. "
+            f"Only {text.ranges(facts.report.damaged)} cannot be gone back to."
+        )
+    if not facts.deep:
+        yield "--deep also tells whether all rows of what looks whole can be read."
+
+
+def _table(columns: Sequence[str], left: Iterable[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(Text(name), justify="left" if name in left else "right", no_wrap=True)
+    return table
+
+
+def _heading(out: Console, title: str, remark: str) -> None:
+    out.print()
+    out.print(Text.assemble((title, "bold"), (f"  ({remark})" if remark else "", "dim")))
+
+
+def _pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        out.print(Text.assemble((f"  {text.printable(name):<{width}}  ", "dim"), text.printable(value)))
+
+
+def _metric(name: str) -> Callable[[CheckpointInfo], str]:
+    return lambda info: _number(info.metrics.get(name))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _field(field: FieldFacts) -> str:
+    codecs = [codec for codec in field.codecs if codec != "raw"]
+    stored = f" as {'+'.join(field.codecs)}" if codecs else ""
+    return f"{text.printable(field.name)} {field.dtype}[{field.width}]{stored}"

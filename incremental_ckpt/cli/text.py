@@ -1,0 +1,53 @@
+"""Numbers, sizes, times and foreign text as people read them.
+
+It must not know checkpoints or terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def printable(text: str) -> str:
+    """Text on one line, in which nothing steers a terminal: names and messages in a store are anybody's."""
+    return "".join(c if c.isprintable() else " " if c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def size(count: int) -> str:
+    """A number of bytes in decimal units: ``999 B``, ``1.0 kB``, ``2.8 GB``."""
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in _UNITS:
+        value /= 1000
+        # 999.95 would be rounded to 1000.0
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value:,.1f} {_UNITS[-1]}"
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part / whole:.2%}" if whole else "-"
+
+
+def time(moment: datetime) -> str:
+    """A UTC time to the second, without naming the zone."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Ascending numbers, neighbours drawn together: ``1-3, 5``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,31 @@
+"""FBGEMM and TorchRec are imported here once, with the warnings of their own imports let through; a process group of one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(fbgemm_gpu|torch\.jit)\..*")
+    import torch.distributed.optim
+    import torchrec.distributed
+    import torchrec.models.dlrm  # noqa: F401
+
+torch.set_num_threads(1)
+torch.sparse.check_sparse_tensor_invariants.disable()  # an explicit choice, for which torch warns if it is missing
+
+
+@pytest.fixture(scope="session")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
+    if dist.is_initialized():
+        yield dist.group.WORLD
+        return
+    store: Path = tmp_path_factory.mktemp("rendezvous") / "store"
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), 1), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
