@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
 from plan import Plan
 from rows import Row, Target, quartiles, ratio_row
 from saving import DELTA
-from timing import in_turn
+from timing import rounds_of
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 from workload import Training
 
 
@@ -45,11 +45,11 @@ def measure_peers(plan: Plan) -> list[Row]:
                 training.interval()
                 return saves.save(DELTA).wall_seconds
 
-            rounds = in_turn([delta, lambda: peer(None), lambda: peer(stager)], plan.repeats, plan.budget)
+            rounds = rounds_of(lambda: (delta(), peer(None), peer(stager)), plan.repeats, plan.budget)
             delta_seconds = quartiles([d for d, _, _ in rounds])[1]
     finally:
         stager.close()
-    common = {
+    common: dict[str, Any] = {
         "delta_stall_seconds": delta_seconds,
         "upload_seconds": quartiles(uploads)[1],
         "output": "DTensor",
@@ -82,12 +82,14 @@ def _async_save(training: Training, folder: Path, stager: AsyncStager | None) ->
         "optimizer": training.optimizer.state_dict(),
     }
     begun = time.perf_counter()
-    response = dcp.async_save(state, checkpoint_id=folder, async_stager=stager)
-    staged = getattr(response, "staging_completion", None)
-    if staged is not None:
-        staged.result()
+    response = async_save(state, checkpoint_id=folder, async_stager=stager)
+    if isinstance(response, AsyncSaveResponse):
+        response.staging_completion.result()
+        upload = response.upload_completion
+    else:
+        upload = response  # its staging is done
     stalled = time.perf_counter()
-    getattr(response, "upload_completion", response).result()
+    upload.result()
     written = time.perf_counter()
     shutil.rmtree(folder)
     os.sync()

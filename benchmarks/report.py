@@ -18,13 +18,15 @@ _INTRODUCTION = """# Benchmarks
 Written by `python benchmarks/report.py` from `benchmarks/results/*.json`; do not edit. Run one yourself:
 
 ```
-python benchmarks/save.py --store DIR --out benchmarks/results/NAME.json   # about 8 minutes, 8 GB of memory, 20 GB of disk
+python benchmarks/save.py --store DIR --out benchmarks/results/NAME.json
 python benchmarks/report.py
 ```
 
-Every figure is a quotient of two things measured in the same run, in turn (A B A B): the median over the repeats, with the
-lower and the upper quartile. Seconds depend on the machine and stand beside them to show the order of magnitude. Run it on an idle
-machine: one foreign busy process changes a step tenfold.
+It takes about 8 minutes, 12 GB of memory and 10 GB of disk. Run it on an idle machine: one foreign busy process changes
+a step tenfold.
+
+Every figure is a quotient of two things measured in the same run, in turn (A B A B): the median over the repeats, with
+the lower and the upper quartile. Seconds depend on the machine; they stand beside to show the order of magnitude.
 """
 _HEADINGS = {
     "tracking": "Tracking",
@@ -121,11 +123,13 @@ def _quantity(key: str, value: Any) -> str:
         return str(value)
     if key.endswith("bytes_per_second"):
         return f"{value / 1e6:,.0f} MB/s"
-    if key.endswith("bytes") and key != "row_bytes":
+    if (key.endswith("bytes") and key != "row_bytes") or key == "bytes_per_save":
         return f"{value / 1e6:,.1f} MB" if value >= 1e5 else f"{value / 1e3:,.1f} kB"
+    if key.endswith("_per_second"):
+        return f"{value:,.3g}"
     if key.endswith("seconds"):
         return f"{value:,.2f} s" if value >= 1 else f"{value * 1e3:,.2f} ms"
-    if key == "share":
+    if key.endswith("share"):
         return f"{value:.2%}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
 

@@ -48,7 +48,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--store", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to be measured")
     parser.add_argument("--repeats", type=int, default=7, help="rounds of A B A B, at most")
     parser.add_argument("--seconds", type=float, default=10.0, help="least length of a window of training")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds after which a measure begins no more rounds")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds, then a measure begins no more rounds")
     parser.add_argument("--only", default=",".join(MEASURES), help="of these, separated by commas")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "save.json")
     arguments = parser.parse_args(argv)

@@ -20,8 +20,9 @@ from workload import Training
 from incremental_ckpt import Checkpointer, EverySteps, SaveEvent
 from incremental_ckpt.adapters import adapt
 from incremental_ckpt.events import Event
-from incremental_ckpt.format.rank_manifest import RankManifest
+from incremental_ckpt.format.rank_manifest import Entry, RankManifest, ShardEntries
 from incremental_ckpt.format.rowset import decode_rows
+from incremental_ckpt.model import WEIGHT
 from incremental_ckpt.policy import KindPolicy
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.saving import SaveHandle
@@ -99,18 +100,25 @@ class Saves:
         return repository.rank_manifests(repository.manifest(seq))
 
     def rows_of(self, seq: int) -> dict[str, np.ndarray]:
-        """The rows that a delta carries by table, ascending int64."""
-        found = {}
-        store = open_store(self._folder)
-        for vote in self.votes(seq):
-            for part in vote.shards:
-                sets = []
-                for rowset in part.rowsets:
-                    key = vote.packs[rowset.at.pack].key
-                    raw = store.get(key, rowset.at.begin, rowset.at.end)
-                    sets.append(decode_rows(raw, count=rowset.count, rows=part.shard.rows, key=key))
-                found[part.shard.table] = np.concatenate(sets) if sets else np.empty(0, np.int64)
-        return found
+        """The rows that a delta carries by table, ascending int64; all rows of a table that is not tracked."""
+        return {
+            part.shard.table: np.concatenate(
+                [
+                    np.empty(0, np.int64),
+                    *(self._rows_of_entry(vote, part, e) for e in part.entries if e.field == WEIGHT),
+                ]
+            )
+            for vote in self.votes(seq)
+            for part in vote.shards
+        }
+
+    def _rows_of_entry(self, vote: RankManifest, part: ShardEntries, entry: Entry) -> np.ndarray:
+        if isinstance(entry.rows, range):
+            return np.arange(entry.rows.start, entry.rows.stop, dtype=np.int64)
+        rowset = part.rowsets[entry.rows]
+        key = vote.packs[rowset.at.pack].key
+        raw = open_store(self._folder).get(key, rowset.at.begin, rowset.at.end)
+        return decode_rows(raw, count=rowset.count, rows=part.shard.rows, key=key)
 
     def drop_objects(self) -> None:
         """Free the disk of all packs; only the commits stay. Nothing may be in flight, and nothing can be resumed."""

@@ -41,9 +41,8 @@ def measure_bytes(plan: Plan) -> list[Row]:
 
 
 def _parts(vote: RankManifest) -> dict[str, int]:
-    counts = [(part.shard.row_bytes, sum(s.count for s in part.rowsets)) for part in vote.shards]
     return {
-        "rows_bytes": sum(row_bytes * count for row_bytes, count in counts),
+        "rows_bytes": sum(part.row_count(e) * e.record for part in vote.shards for e in part.entries),
         "index_bytes": sum(s.at.end - s.at.begin for part in vote.shards for s in part.rowsets),
         "dense_bytes": sum(t.at.end - t.at.begin for state in vote.state for t in state.tensors),
     }

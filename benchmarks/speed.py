@@ -12,9 +12,9 @@ from disk import bare_write_seconds
 from plan import Plan
 from rows import Row, Target, quartiles, ratio_row
 from saving import BASE, DELTA, Saves
-from timing import in_turn
+from timing import rounds_of
 
-from incremental_ckpt import SaveEvent
+from incremental_ckpt import SaveEvent, SaveHandle
 
 
 def measure_speed(plan: Plan) -> list[Row]:
@@ -37,7 +37,7 @@ def _with_deltas(plan: Plan) -> list[Row]:
             saves.drop_objects()
             return speed
 
-        rounds = in_turn([saving, lambda: plan.training.steps_per_second(plan.seconds)], plan.repeats, plan.budget)
+        rounds = rounds_of(lambda: (saving(), plan.training.steps_per_second(plan.seconds)), plan.repeats, plan.budget)
     return [
         _speed_row("back-to-back deltas", rounds, Target("at least", 0.9), events),
         _write_speed_row(plan, "deltas", events),
@@ -45,7 +45,8 @@ def _with_deltas(plan: Plan) -> list[Row]:
 
 
 def _steps_beside_deltas(plan: Plan, saves: Saves) -> tuple[float, list[SaveEvent]]:
-    training, handles = plan.training, []
+    training = plan.training
+    handles: list[SaveHandle] = []
     begun, before = time.perf_counter(), training.steps
     while time.perf_counter() - begun < plan.seconds:
         if not handles or handles[-1].done():
@@ -72,7 +73,7 @@ def _with_bases(plan: Plan) -> list[Row]:
                 events.append(event)
             return steps / seconds
 
-        rounds = in_turn([saving, lambda: plan.training.steps_per_second(plan.seconds)], plan.repeats, plan.budget)
+        rounds = rounds_of(lambda: (saving(), plan.training.steps_per_second(plan.seconds)), plan.repeats, plan.budget)
     return [
         _speed_row("a base that streams", rounds, Target("at least", 0.85), events),
         _write_speed_row(plan, "bases", events),
@@ -91,11 +92,11 @@ def _steps_beside_base(plan: Plan, saves: Saves) -> tuple[int, float, SaveEvent]
     return made, seconds, event
 
 
-def _speed_row(beside: str, rounds: Sequence[tuple[float, ...]], target: Target, events: Sequence[SaveEvent]) -> Row:
+def _speed_row(beside: str, rounds: Sequence[tuple[float, float]], target: Target, events: Sequence[SaveEvent]) -> Row:
     return ratio_row(
         "speed",
         f"steps per second beside {beside} / without",
-        [(with_saves, without) for with_saves, without in rounds],
+        rounds,
         target,
         steps_per_second=quartiles([r[0] for r in rounds])[1],
         bare_steps_per_second=quartiles([r[1] for r in rounds])[1],

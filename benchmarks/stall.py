@@ -5,11 +5,11 @@ It must not know other checkpointers.
 
 from __future__ import annotations
 
-from plan import Plan
 from phases import PHASES, Phases
+from plan import Plan
 from rows import Row, Target, quartiles, ratio_row
 from saving import BASE, DELTA, BareGather, Saved
-from timing import in_turn, seconds_of
+from timing import rounds_of, seconds_of
 
 from incremental_ckpt.policy import KindPolicy
 
@@ -39,10 +39,9 @@ def measure_stall(plan: Plan) -> list[Row]:
             handle.wait()
             return dict(phases.seconds)
 
-        rounds = [(s, b) for s, b in in_turn([delta, bare], _ROUNDS * plan.repeats, plan.budget / 2)
-                  if isinstance(s, Saved) and isinstance(b, float)]  # fmt: skip
-        parts = [(p, b) for p, b in in_turn([by_phase, bare], _ROUNDS * plan.repeats, plan.budget / 2)
-                 if isinstance(p, dict) and isinstance(b, float)]  # fmt: skip
+        repeats, budget = _ROUNDS * plan.repeats, plan.budget / 2
+        rounds = rounds_of(lambda: (delta(), bare()), repeats, budget)
+        parts = rounds_of(lambda: (by_phase(), bare()), repeats, budget)
     sizes = {
         "rows": first.event.rows,
         "share": first.event.share,
@@ -95,7 +94,7 @@ def measure_base(plan: Plan) -> list[Row]:
             saves.drop_objects()
             return saved
 
-        rounds = in_turn([base, lambda: save(DELTA)], plan.repeats, plan.budget)
+        rounds = rounds_of(lambda: (base(), save(DELTA)), plan.repeats, plan.budget)
     bases, deltas = [b for b, _ in rounds], [d for _, d in rounds]
     return [
         ratio_row(

@@ -6,7 +6,7 @@ It must not know what is measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,23 +18,18 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def in_turn(
-    arms: Sequence[Callable[[], T]],
-    repeats: int,
-    budget: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[tuple[T, ...]]:
-    """Run every arm once per round.
+def rounds_of(
+    play: Callable[[], T], repeats: int, budget: float, clock: Callable[[], float] = time.perf_counter
+) -> list[T]:
+    """What each round gave.
 
     Args:
-        repeats: rounds at most; at least two are run, if as many are asked for.
+        play: one round, in which every peer has its turn.
+        repeats: rounds at most; at least two are played, if as many are asked for.
         budget: seconds after which no further round begins.
-
-    Returns:
-        One tuple per round, in the order of the arms.
     """
     begun = clock()
-    rounds: list[tuple[T, ...]] = []
+    rounds: list[T] = []
     while len(rounds) < repeats and (len(rounds) < 2 or clock() - begun < budget):
-        rounds.append(tuple(arm() for arm in arms))
+        rounds.append(play())
     return rounds

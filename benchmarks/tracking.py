@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from plan import Plan
 from rows import Row, Target, quartiles, ratio_row
-from timing import in_turn, seconds_of
+from timing import rounds_of, seconds_of
 
 from incremental_ckpt.adapters import adapt
 from incremental_ckpt.tracker import Tracker
@@ -40,7 +40,7 @@ def measure_tracking(plan: Plan) -> list[Row]:
 
     bare()
     each_step["bare"].clear()
-    pairs = in_turn([watched, bare], 5 * plan.repeats, plan.budget)
+    pairs = rounds_of(lambda: (watched(), bare()), 5 * plan.repeats, plan.budget)
     medians = {arm: quartiles(seconds)[1] for arm, seconds in each_step.items()}
     return [
         ratio_row(

@@ -136,6 +136,7 @@ class Checkpointer:
         resumed = self._resume.run(step)
         if resumed is None:
             log.info("%s holds no checkpoint: training starts from the model as it is", self._repository.store.url)
+            self._saver.begin_fresh(None)  # at this very moment: of two jobs that find nothing, one is to be told
             return None
         source = resumed.chain[-1]
         for difference in differences(source.environment, self._environment):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 # Not public, but the only way to the store by which init_process_group brought the ranks together.
-from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from incremental_ckpt.errors import SaveError
 
@@ -61,7 +61,7 @@ class RendezvousStore:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._store = dist.PrefixStore("incremental_ckpt", _get_default_store())
+        self._store = PrefixStore("incremental_ckpt", _get_default_store())
         # Checkpointers are made in the same order on every rank, so the count names the same one everywhere.
         self._name = str(next(_made))
         self._meetings = 0

@@ -367,12 +367,17 @@ class Persister:
     def _look(self, attempt: Attempt, committed: Manifest | None, error: CheckpointError | None) -> Verdict:
         """What the store holds now decides what the next attempt counts from, not what this one believes."""
         try:
-            newest = self._repository.newest_of(attempt.job, attempt.seq - 1)
+            newest = self._repository.newest_above(attempt.seq - 1)
         except CheckpointError:
             return Verdict(committed, error, committed, committed is not None)
         if newest is not None and newest.attempt == attempt.attempt:
             # The answer was lost, or the put landed after we had given it up: it is committed all the same.
             return Verdict(newest, None, newest, True)
+        if newest is not None and newest.job != attempt.job:
+            # Also where a late put of our own holds this number: another job has gone on behind it.
+            if committed is None:
+                error = self._repository.lost_to(newest, attempt.job)
+            newest = None
         return Verdict(committed, error, newest or committed, True)
 
     def _tell(self, attempt: Attempt, verdict: Verdict) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from incremental_ckpt.format.replay import Read
 from incremental_ckpt.format.tree import from_tree
 from incremental_ckpt.model import Field, Shard, Table
 from incremental_ckpt.repository import Link, Repository
-from incremental_ckpt.repository.read import TableChain, read_span
+from incremental_ckpt.repository.read import TableChain, field_of, read_span
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,9 @@ def compare_tables(found: Mapping[str, Sequence[Shard]], live: Sequence[Table], 
             continue
         mine, theirs = {f.name: f for f in a.fields}, {f.name: f for f in b.fields}
         for name in sorted(mine.keys() | theirs.keys()):
-            if mine.get(name) != theirs.get(name):
-                fatal.append(
+            if not _same(mine.get(name), a, theirs.get(name), b):
+                kinds = names if name not in mine or name not in theirs else fatal
+                kinds.append(
                     f"table {table}: field {name} is {_field(mine.get(name))} in the model and "
                     f"{_field(theirs.get(name))} in the checkpoint"
                 )
@@ -111,12 +112,104 @@ def compare_tables(found: Mapping[str, Sequence[Shard]], live: Sequence[Table], 
     return names
 
 
+def _same(mine: Field | None, my_shard: Shard, theirs: Field | None, their_shard: Shard) -> bool:
+    if mine is None or theirs is None or mine.dtype != theirs.dtype:
+        return mine is theirs
+    # A field with the table's columns is as wide as its shard, however the columns are cut.
+    return mine.width == theirs.width or (mine.width == my_shard.cols and theirs.width == their_shard.cols)
+
+
 def _shape(shard: Shard) -> str:
     return f"{shard.table_rows} x {shard.table_cols}"
 
 
 def _field(field: Field | None) -> str:
     return "absent" if field is None else f"{field.dtype}[{field.width}]"
+
+
+class _Target:
+    """One field of one live table, into which records are put."""
+
+    def __init__(self, table: Table, field: Field) -> None:
+        self._shard = table.shard
+        self._field = field
+        self._live = table.tensors[field.name].detach()
+        on_cpu = self._live.device.type == "cpu" and self._live.numel() > 0
+        self._bytes = self._live.view(torch.uint8).numpy() if on_cpu else None
+        self._itemsize = self._live.element_size()
+
+    def memory_for(self, read: Read) -> memoryview | None:
+        """Live memory that the whole entry can be read into as it is."""
+        rows = self._local(read)
+        whole = (
+            isinstance(read.positions, slice)
+            and isinstance(rows, slice)
+            and read.entry.at.size == (rows.stop - rows.start) * read.entry.record
+        )
+        if not whole or self._bytes is None or read.entry.codec != "raw" or self._columns(read) is not None:
+            return None
+        target = self._bytes[rows]
+        return target.reshape(-1).data if target.flags.c_contiguous else None
+
+    def put(self, read: Read, records: np.ndarray) -> None:
+        rows, columns, share = self._local(read), self._columns(read), self._share(read)
+        if self._bytes is not None and read.entry.codec == "raw" and share is None:
+            if columns is None:
+                self._bytes[rows] = records
+            else:
+                source, target = (slice(c.start * self._itemsize, c.stop * self._itemsize) for c in columns)
+                self._bytes[rows, target] = records[:, source]
+            return
+        stored = field_of(read.shard_entries.shard, self._field.name) or self._field
+        values = torch.from_numpy(np.array(_decoded(records, read.entry.codec, stored)))
+        if read.entry.codec == "raw":
+            values = values.view(self._live.dtype).view(-1, stored.width)
+        live = self._live
+        if columns is not None:
+            values, live = values[:, columns[0]], live[:, columns[1]]
+        at = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else torch.from_numpy(rows)
+        at, values = at.to(live.device), values.to(live.device, live.dtype)
+        if share is None:
+            live.index_copy_(0, at, values)
+        else:
+            live.index_add_(0, at, values, alpha=share)
+
+    def begin(self, reads: Sequence[Read]) -> bool:
+        """Get ready for these reads; whether rows get the mean of several column shards."""
+        mean = any(self._share(read) is not None for read in reads)
+        if mean:
+            self._live.zero_()
+        return mean
+
+    def _local(self, read: Read) -> slice | np.ndarray:
+        start = self._shard.row_start
+        if isinstance(read.rows, slice):
+            return slice(read.rows.start - start, read.rows.stop - start)
+        rows: np.ndarray = read.rows - start
+        return rows
+
+    def _has_columns(self, read: Read) -> bool:
+        """Whether the field has the table's columns. Row-wise state has one value for all columns of a shard."""
+        stored = read.shard_entries.shard
+        spec = field_of(stored, self._field.name)
+        return spec is not None and spec.width == stored.cols and self._field.width == self._shard.cols
+
+    def _columns(self, read: Read) -> tuple[slice, slice] | None:
+        """Which columns of a record go to which of the live ones; None: all to all."""
+        if not self._has_columns(read):
+            return None
+        stored = read.shard_entries.shard
+        source = slice(read.cols.start - stored.col_start, read.cols.stop - stored.col_start)
+        target = slice(read.cols.start - self._shard.col_start, read.cols.stop - self._shard.col_start)
+        whole = (source.start, source.stop) == (0, stored.cols) and (target.start, target.stop) == (0, self._shard.cols)
+        return None if whole else (source, target)
+
+    def _share(self, read: Read) -> float | None:
+        """The weight of row-wise state that comes from several column shards: the mean by shared columns. For row-wise
+        Adagrad, whose state sums the mean square of the gradient over the columns, that is the unsharded value."""
+        if self._has_columns(read) or len(read.cols) == self._shard.cols:
+            return None
+        return len(read.cols) / self._shard.cols
 
 
 def load_tables(
@@ -126,44 +219,28 @@ def load_tables(
     *,
     threads: int,
     progress: Callable[[int], None] | None = None,
-) -> None:
+) -> list[str]:
     """Read all rows of the given tables into their live tensors.
+
+    Returns:
+        Where row-wise optimizer state became the mean over column shards, a line each.
 
     Raises:
         CorruptionError: a checksum does not fit. The tensors are then undefined, and to be loaded again.
         NotFoundError: a pack is missing.
     """
     buffers = threading.local()
+    means: list[str] = []
 
-    def load(table: Table, chain: TableChain, field: Field, read: Read) -> int:
-        live = table.tensors[field.name].detach()
-        raw = live.view(torch.uint8).numpy() if live.device.type == "cpu" and live.numel() else None
-        start = table.shard.row_start
-        rows = (
-            slice(read.rows.start - start, read.rows.stop - start)
-            if isinstance(read.rows, slice)
-            else read.rows - start
-        )
-        whole = (
-            isinstance(read.positions, slice)
-            and isinstance(rows, slice)
-            and read.entry.at.size == (rows.stop - rows.start) * read.entry.record
-        )
-        if whole and raw is not None and read.entry.codec == "raw" and raw.flags.c_contiguous:
-            chain.records(read, raw[rows].reshape(-1).data)
-            return read.entry.at.size
-        if getattr(buffers, "memory", None) is None or len(buffers.memory) < read.entry.at.size:
-            buffers.memory = bytearray(read.entry.at.size)
-        records = chain.records(read, memoryview(buffers.memory)[: read.entry.at.size])[read.positions]
-        if raw is not None and read.entry.codec == "raw":
-            raw[rows] = records
-        else:
-            values = torch.from_numpy(np.array(_decoded(records, read.entry.codec, field)))
-            if read.entry.codec == "raw":
-                values = values.view(live.dtype).view(-1, field.width)
-            at = torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else torch.from_numpy(rows)
-            live.index_copy_(0, at.to(live.device), values.to(live.device, live.dtype))
-        return read.entry.at.size
+    def load(target: _Target, chain: TableChain, read: Read) -> int:
+        size = read.entry.at.size
+        if (memory := target.memory_for(read)) is not None:
+            chain.records(read, memory)
+            return size
+        if getattr(buffers, "memory", None) is None or len(buffers.memory) < size:
+            buffers.memory = bytearray(size)
+        target.put(read, chain.records(read, memoryview(buffers.memory)[:size])[read.positions])
+        return size
 
     with ThreadPoolExecutor(threads, "ickpt-read") as pool:
         jobs = []
@@ -172,8 +249,12 @@ def load_tables(
             chain = TableChain(repository, found.tables, shard.table)
             for field in shard.fields:
                 rows = range(shard.row_start, shard.row_start + shard.rows)
-                for read in chain.plan(field.name, rows, range(shard.col_start, shard.col_start + shard.cols)):
-                    jobs.append(pool.submit(load, table, chain, field, read))
+                reads = chain.plan(field.name, rows, range(shard.col_start, shard.col_start + shard.cols))
+                target = _Target(table, field)
+                if mean := target.begin(reads):
+                    means.append(f"table {shard.table}: {field.name} is the mean over column shards, by shared columns")
+                # Several parts of a mean meet in one row: their sum must not depend on the order of threads.
+                jobs += _submitted(pool, load, target, chain, reads, parallel=not mean)
         try:
             for job in jobs:
                 nbytes = job.result()
@@ -182,6 +263,21 @@ def load_tables(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    return means
+
+
+def _submitted(
+    pool: ThreadPoolExecutor,
+    load: Callable[[_Target, TableChain, Read], int],
+    target: _Target,
+    chain: TableChain,
+    reads: Sequence[Read],
+    *,
+    parallel: bool,
+) -> list[Future[int]]:
+    if parallel:
+        return [pool.submit(load, target, chain, read) for read in reads]
+    return [pool.submit(lambda: sum(load(target, chain, read) for read in reads))]
 
 
 def _decoded(records: np.ndarray, codec: str, field: Field) -> np.ndarray:

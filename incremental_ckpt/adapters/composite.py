@@ -83,7 +83,7 @@ class CompositeAdapter:
             source.unwatch()
         for handle in self._handles:
             handle.remove()
-        self._handles, self._mark, self._mark_all = [], None, None
+        self._handles, self._mark, self._mark_all, self._updated_in_backward = [], None, None, False
 
     def state(self) -> Mapping[str, Any]:
         """See ModelAdapter. ``fused`` lists, for each TBE, its shards and what its optimizer counts.
@@ -168,10 +168,10 @@ class CompositeAdapter:
         self._parameters = torch_nn.ParameterTables(members, self._optimizers)
         self._sources: list[TableSource] = [*fused, self._parameters]
         self._members = members
-        owned = {id(m.parameter) for m in members}
-        self._dense = DenseState(self._model, closed, owned)
+        self._dense = DenseState(self._model, closed, lambda: {id(m.parameter) for m in members})
         below = [m for root in self._model.modules() if id(root) in closed for m in root.modules()]
-        self._fused_parameters = {id(p) for m in below for p in m._parameters.values()} - owned
+        self._fused_parameters = {id(p) for m in below for p in m._parameters.values()}
+        self._fused_parameters -= {id(m.parameter) for m in members}
         self._structure = self._current_structure()
         shards = [t.shard for s in self._sources for t in s.tables()]
         places = [(s.table, s.row_start, s.col_start) for s in shards]

@@ -5,7 +5,7 @@ It must not know tables, optimizers or checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -26,10 +26,10 @@ class DenseState:
     Args:
         model: the whole model.
         closed: ids of modules that are tables' own, with all below them.
-        owned: ids of parameters that are tables.
+        owned: gives the ids of the parameters that are tables at present.
     """
 
-    def __init__(self, model: nn.Module, closed: Collection[int], owned: Collection[int]) -> None:
+    def __init__(self, model: nn.Module, closed: Collection[int], owned: Callable[[], Collection[int]]) -> None:
         self._model = model
         self._closed = closed
         self._owned = owned
@@ -80,9 +80,10 @@ class DenseState:
                 module.set_extra_state(deepcopy(saved[name]))
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        owned = self._owned()
         for prefix, module in walk(self._model, self._closed):
             for key, parameter in module._parameters.items():
-                if parameter is not None and id(parameter) not in self._owned:
+                if parameter is not None and id(parameter) not in owned:
                     yield join(prefix, key), parameter
             for key, buffer in module._buffers.items():
                 if buffer is not None and key not in module._non_persistent_buffers_set:

@@ -28,7 +28,7 @@ _ROW_LOCAL = frozenset({
 })  # fmt: skip
 _SECOND_MOMENT = frozenset({"ADAM", "PARTIAL_ROWWISE_ADAM", "LAMB", "PARTIAL_ROWWISE_LAMB", "ENSEMBLE_ROWWISE_ADAGRAD"})
 _COUNTERS = ("iter", "iter_cpu", "learning_rate_tensor", "max_counter")
-_HYPERPARAMETERS = ("eps", "beta1", "beta2", "weight_decay")
+_HYPERPARAMETERS = ("learning_rate", "eps", "beta1", "beta2", "weight_decay")  # the first in old versions only
 _BUFFERS = tuple(
     f"{what}_{where}"
     for what in ("weights", "momentum1", "momentum2", "prev_iter", "row_counter")
@@ -139,7 +139,8 @@ class FusedTables:
             value = getattr(self._tbe, name, None)
             if isinstance(value, torch.Tensor):
                 found[name] = value.detach()
-        found["hyperparameters"] = {name: getattr(self._tbe.optimizer_args, name) for name in _HYPERPARAMETERS}
+        arguments = self._tbe.optimizer_args
+        found["hyperparameters"] = {n: getattr(arguments, n) for n in _HYPERPARAMETERS if hasattr(arguments, n)}
         found["gwd_lower_bound"] = self._tbe.gwd_lower_bound
         found["param_groups"] = [{k: v for k, v in group.items() if k != "params"} for group in self._groups]
         return found

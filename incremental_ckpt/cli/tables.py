@@ -25,14 +25,19 @@ _CHAIN_HEAD, _CHAIN_TAIL = 2, 8
 _UNBOUNDED = 100_000
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to main: rich would exit by itself, with another code."""
+        raise BrokenPipeError
+
+
 def console(stream: TextIO) -> Console:
     """A console for a stream that is coloured only if it is a terminal, whatever FORCE_COLOR says."""
     terminal = stream.isatty()
-    return Console(
+    return _Console(
         file=stream,
         force_terminal=terminal,
         color_system="auto" if terminal else None,
-        no_color=None if terminal else True,
         markup=False,
         highlight=False,
         emoji=False,

@@ -164,11 +164,13 @@ class Repository:
     def newest_of(self, job: str, after: int) -> Manifest | None:
         """The newest checkpoint above ``after``, if this job wrote it. What counts is the store, never memory: a put
         can have landed late."""
+        newest = self.newest_above(after)
+        return newest if newest is not None and newest.job == job else None
+
+    def newest_above(self, after: int) -> Manifest | None:
+        """The newest checkpoint above ``after``, whoever wrote it."""
         seqs = self.listing(after).seqs
-        if not seqs:
-            return None
-        newest = self.manifest(seqs[-1])
-        return newest if newest.job == job else None
+        return self.manifest(seqs[-1]) if seqs else None
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """All visible checkpoints, by ascending seq."""
@@ -305,10 +307,13 @@ class Repository:
                 f"{self.store.url} late and "
                 f"is now seq {winner.seq}. The rows of this save go into the next one"
             )
-        raise ConflictError(
-            f"another job ({winner.job}) has committed seq {winner.seq} (step {winner.step}) in {self.store.url} "
-            "while this one "
-            f"({manifest.job}) was running. Stop this job: its state is not the newest any more"
+        raise self.lost_to(winner, manifest.job)
+
+    def lost_to(self, winner: Manifest, job: str) -> ConflictError:
+        """What ``job`` is to be told when ``winner``, of another job, holds its number or one above."""
+        return ConflictError(
+            f"another job ({winner.job}) has committed seq {winner.seq} (step {winner.step}) in {self.store.url} while "
+            f"this one ({job}) was running. Stop this job: its state is not the newest any more"
         )
 
     def _stored(self, key: str) -> bytes | None:

@@ -113,17 +113,22 @@ def read_table(repository: Repository, links: Sequence[Link], name: str, rows: s
     wanted = range(newest[0].shard.table_rows)[rows]
     if wanted.step != 1:
         raise ValueError(f"read_table takes rows of step 1, not {rows}")
-    # Per-row optimizer state need not have the table's columns; it is read as one block.
     cols = range(newest[0].shard.table_cols)
-    width = spec.width if len({(s.shard.col_start, s.shard.cols) for s in newest}) == 1 else len(cols)
+    has_columns = spec.width == newest[0].shard.cols
     values: np.ndarray | None = None
     for read in table.plan(field, wanted, cols):
+        stored = read.shard_entries.shard
         records = table.records(read)[read.positions]
-        decoded = decode_records(records, read.entry.codec, field_of(read.shard_entries.shard, field) or spec)
+        decoded = decode_records(records, read.entry.codec, field_of(stored, field) or spec)
         if values is None:
-            values = np.empty((len(wanted), width), dtype=decoded.dtype)
+            values = np.zeros((len(wanted), len(cols) if has_columns else spec.width), dtype=decoded.dtype)
         at = read.rows
         target = slice(at.start - wanted.start, at.stop - wanted.start) if isinstance(at, slice) else at - wanted.start
-        begin = read.shard_entries.shard.col_start if decoded.shape[1] != width else 0
-        values[target, begin : begin + decoded.shape[1]] = decoded
-    return values if values is not None else np.empty((0, width), dtype=np.float32)
+        if has_columns:
+            part = decoded[:, read.cols.start - stored.col_start : read.cols.stop - stored.col_start]
+            values[target, read.cols.start : read.cols.stop] = part
+        elif len(read.cols) == len(cols):
+            values[target] = decoded
+        else:  # row-wise state of column shards: the mean, weighted by columns, as at a resume into one shard
+            values[target] += decoded * decoded.dtype.type(len(read.cols) / len(cols))
+    return values if values is not None else np.empty((0, spec.width), dtype=np.float32)

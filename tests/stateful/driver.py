@@ -127,6 +127,7 @@ class Mix:
     reader: float = 0.004
     damage: float = 0.0
     damage_manifests: bool = False
+    older: float = 0.3
     rival: float = 0.0
     resume_again: float = 0.0
     kinds: Sequence[str] = ("full", "consecutive", "consecutive", "one-shot", "one-shot", "intermittent")
@@ -156,7 +157,7 @@ class Mix:
             ),
         )
         if focus == 0:
-            mix.damage, mix.damage_manifests = 0.01, rng.random() < 0.3
+            mix.damage, mix.damage_manifests, mix.crash, mix.older = 0.01, rng.random() < 0.3, 0.01, 0.6
         if focus == 1:
             mix.crash, mix.rival = 0.012, 0.01
         if focus == 2:
@@ -164,7 +165,7 @@ class Mix:
         if focus == 3:
             mix.fates, mix.lost_answers, mix.late, mix.crash = ("late",), 0.2, 0.03, 0.001
         if focus == 4:
-            mix.resume_again = 0.1
+            mix.resume_again, mix.lost_answers, mix.fates = 0.2, 0.1, ("late",)
         return mix
 
 
@@ -452,7 +453,8 @@ class World:
                 self.apply(op, perform)
             self.crash(job)
             raise Crash(op.key)
-        if job is not None and self.faults and self.rng.random() < self.mix.lost_answers:
+        lost = self.mix.lost_answers * (3 if op.key.startswith(layout.MANIFESTS) else 1)
+        if job is not None and self.faults and self.rng.random() < lost:
             fate = self.rng.choice(self.mix.fates)
             self.log.append(f"no answer ({fate}) to {job.name}: {op.key}")
             job.faults += 1
@@ -513,8 +515,10 @@ class World:
     def check_structure(self, manifest: Manifest) -> None:
         begun = manifest.lineage[-1]
         before = self.manifests[begun.first - 1].lineage if begun.first > 1 else ()
-        self.expect(manifest.lineage[:-1] == before, "LINEAGE", f"{manifest.lineage} of {manifest.seq} does not extend {before}")
+        unreadable = layout.manifest_key(begun.first - 1) in self.damaged if begun.first > 1 else False
+        self.expect(unreadable or manifest.lineage[:-1] == before, "LINEAGE", f"{manifest.lineage} of {manifest.seq} does not extend {before}")
         self.expect(begun.job == manifest.job, "LINEAGE", f"{manifest.seq} is of another job than its lineage says")
+        self.expect(bool(begun.resumed) or begun.first == 1, "LINEAGE", f"{manifest.seq} is of a job that found nothing, behind others")
         own = [m for m in self.manifests.values() if begun.first <= m.seq < manifest.seq]
         self.expect(all(m.job == manifest.job for m in own), "I4", f"{manifest.seq} is among the numbers of another job")
         if manifest.parent is None:
@@ -571,7 +575,7 @@ class World:
 
     def wanted(self) -> int | None:
         """Which step to ask for; None: the newest."""
-        if self.rng.random() < 0.7 or not self.legit:
+        if self.rng.random() >= self.mix.older or not self.legit:
             return None
         step: int = self.oracle[self.legit[self.rng.choice(sorted(self.legit)[-4:])]]["step"]
         return step
@@ -595,7 +599,8 @@ class World:
         self.turns.spawn(job.name, job.main, job, self.rng.choice((3, 9, 20)))
 
     def damage(self) -> None:
-        keys = [f"{layout.attempt_prefix(s, a)}" for s, a in sorted(self.legit.items())[-2:]]
+        bases = [m.seq for m in self.manifests.values() if m.kind == "base"]
+        keys = [layout.attempt_prefix(seq, self.legit[seq]) for seq in {*sorted(self.legit)[-2:], bases[-1]}]
         objects = self.memory._objects.by_key
         found = sorted(k for k in objects if any(k.startswith(p) for p in keys))
         if self.mix.damage_manifests:
@@ -607,6 +612,8 @@ class World:
         self.damaged.add(key)
         self.count["damaged"] += 1
         self.log.append(f"damage to {key}")
+        for job in list(self.jobs) if self.dice(0.5) else ():
+            self.crash(job)  # so that somebody reads it
 
     def land(self, index: int) -> None:
         op, perform, job = self.late.pop(index)

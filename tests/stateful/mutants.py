@@ -121,10 +121,6 @@ MUTANTS = (
         "    self._repository.write_resume_marker(self._job, self._markers, seq=seq, newest=newest_seq)\n", ("MARKER",),
     ),
     Mutant(
-        "marks_end_with_a_resume", "a resume leaves the marks of the life before it, frozen ones too",
-        Saver, "begin_after", "self._settle()", "pass", ("ERROR", "I6"),
-    ),
-    Mutant(
         "preimages_until_copied", "old values are kept only for rows of chunks already streamed",
         RowStream, "take", "rows = rows[int(np.searchsorted(rows.numpy(), watermark)) :]",
         "rows = rows[: int(np.searchsorted(rows.numpy(), watermark))]", ("I6",),

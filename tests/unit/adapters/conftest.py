@@ -1,4 +1,4 @@
-"""FBGEMM and TorchRec are imported here once, with the warnings of their own imports let through; a process group of one."""
+"""FBGEMM and TorchRec, imported once with the warnings of their own imports let through; a process group of one."""
 
 from __future__ import annotations
 

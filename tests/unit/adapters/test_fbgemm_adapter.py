@@ -321,7 +321,10 @@ def test_a_freshly_built_tbe_goes_on_bit_for_bit(optimizer: EmbOptimType) -> Non
     one(*batch(77))  # evaluation advances iter_cpu
     one.set_learning_rate(0.03)
     one.update_hyper_parameters({"eps": 0.25})
+    step(other, 50)  # its counters are not at their beginning
     restore(second, save(first))
+    for counter in ("iter", "iter_cpu", "learning_rate_tensor", "max_counter"):
+        assert torch.equal(getattr(one, counter), getattr(other, counter)), counter
     assert_same(save(first), save(second))
     assert other.get_learning_rate() == pytest.approx(0.03)
     for seed in range(3, 6):

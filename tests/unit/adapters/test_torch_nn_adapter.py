@@ -1,4 +1,4 @@
-"""Plain embedding modules under torch optimizers: what is tracked row by row, what is saved whole, and what comes back."""
+"""Plain embedding modules under torch optimizers: what is tracked by rows, what is saved whole, what comes back."""
 
 from __future__ import annotations
 
@@ -178,6 +178,7 @@ def test_a_load_state_dict_marks_the_whole_tables(assign: bool) -> None:
     model.load_state_dict(Tables(seed=5).state_dict(), assign=assign)
     watched.adapter.tables()
     assert watched.whole == {0, 1, 2}
+    assert watched.adapter.state()["dense"] == {}
 
 
 def test_what_is_written_through_the_tables_is_no_edit_and_changes_the_model() -> None:

@@ -274,7 +274,7 @@ def test_another_sharding_is_an_error_that_says_what_to_do() -> None:
         adapter.tables()
 
 
-def test_tables_and_state_are_cheap() -> None:
+def test_neither_tables_nor_state_asks_the_model_for_its_state_dict() -> None:
     model, optimizers = dlrm(1)
     watched = Watched(model, optimizers)
     step(model, optimizers, 1)

@@ -95,6 +95,12 @@ def test_buffers_are_neither_copied_nor_changed() -> None:
     assert [len(part) for part in finished.parts[1:]] == [4, 48]
 
 
+def test_empty_buffers_of_any_shape_are_tensors_of_no_bytes() -> None:
+    finished = build(("a", "float32", (0, 4), [np.zeros((0, 4), np.float32).data]), ("b", "uint8", (1,), [b"b"]))
+    assert [span.size for span in finished.spans] == [0, 1]
+    assert safetensors.numpy.load(object_of(finished))["a"].shape == (0, 4)
+
+
 def test_spans_carry_the_pack_and_the_checksum_over_all_parts() -> None:
     finished = build(("a", "uint8", (6,), [b"abc", bytearray(b""), bytearray(b"def")]), ("b", "uint8", (0,), []))
     assert [span.pack for span in finished.spans] == [3, 3]

@@ -148,6 +148,16 @@ def test_only_wanted_rows_are_read_with_positions_in_the_whole_entry() -> None:
     assert (applied[75:] == -1).all()
 
 
+def test_positions_count_from_the_entrys_first_record_where_newer_links_take_some_rows() -> None:
+    chain = Chain(10, 4).link((range(10), ALL, [range(10)])).link((range(10), ALL, [[0, 2, 4, 6, 8]]))
+    chain.link((range(10), ALL, [[4]]))
+    newest, older, base = chain.plan(range(3, 9))
+    assert (newest.positions, base.link) == (slice(0, 1), 0)
+    np.testing.assert_array_equal(older.positions, [3, 4])
+    np.testing.assert_array_equal(older.rows, [6, 8])
+    np.testing.assert_array_equal(base.positions, [3, 5, 7])
+
+
 def test_column_shards_are_read_apart_and_only_where_wanted() -> None:
     chain = Chain(4, 4).link((range(4), range(2), [range(4)]), (range(4), range(2, 4), [range(4)]))
     chain.link((range(4), range(2), [[1]]), (range(4), range(2, 4), [[1]]))

@@ -127,6 +127,12 @@ def test_each_kind_of_value_is_written_as_the_format_says(value: object, tree: o
     assert spelled(again(value)) == spelled(value)
 
 
+def test_sets_are_written_in_one_order_whatever_their_hashes() -> None:
+    texts = [f"{number:03}" for number in range(50)]
+    for kind in (set, frozenset):
+        assert written(kind(reversed(texts)))[0] == {f"${kind.__name__}": texts}
+
+
 def test_tied_tensors_and_arrays_have_one_index_and_are_tied_again() -> None:
     tensor, other, array = Tensor(), Tensor(), np.arange(3)
     value = {"a": tensor, "b": [tensor, other], "c": array, "d": (array,)}

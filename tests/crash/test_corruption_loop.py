@@ -1,0 +1,206 @@
+"""Damage anywhere: a resume gives a typed error or a right state (the newest, or a true ancestor with a warning), nothing else."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pytest
+from lives import TINY
+from small_runs import Run, assert_same
+
+from incremental_ckpt import Checkpointer, CheckpointError, Repository, ResumeEvent
+from incremental_ckpt.format import layout
+from incremental_ckpt.storage import MemoryStore
+
+Objects = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Past:
+    """A repository with two jobs: 1 base, 2 and 3 deltas, 4 one-shot; then a job that resumed 3, with a base 5 and a delta 6."""
+
+    objects: Objects
+    states: Mapping[int, Mapping[str, Any]]
+    ancestors: Mapping[int, frozenset[int]]
+
+
+def make_past(run_layout: str) -> Past:
+    name = secrets.token_hex(8)
+    states: dict[int, Mapping[str, Any]] = {}
+    run = Run(run_layout)
+    for job in range(2):
+        with Checkpointer(run.model, MemoryStore(name), **run.arguments, settings=TINY) as checkpointer:
+            if job:
+                checkpointer.resume_from_checkpoint(step=3)
+            for kind in ("consecutive", "one-shot") if job else ("full", "consecutive", "consecutive", "one-shot"):
+                run.train()
+                step = len(states) + 1
+                checkpointer.save_checkpoint(step, kind=kind).wait()  # type: ignore[arg-type]
+                states[step] = run.copy()
+        run = Run(run_layout, 3)
+    store = MemoryStore(name)
+    objects = {one.key: bytes(store.get(one.key)) for one in store.list()}
+    ancestors = {6: frozenset({6, 5, 3, 2, 1}), 5: frozenset({5, 3, 2, 1}), 4: frozenset({4, 3, 2, 1})}
+    return Past(objects, states, ancestors)
+
+
+@pytest.fixture(scope="module", params=["adagrad", "fused"])
+def past(request: pytest.FixtureRequest) -> Past:
+    return make_past(request.param)
+
+
+class Victim:
+    """One model that is put back from one damaged store after another."""
+
+    def __init__(self, run_layout: str) -> None:
+        self.run = Run(run_layout, 21)
+
+    def resume(self, objects: Objects) -> tuple[int, list[ResumeEvent]] | CheckpointError:
+        store = MemoryStore()
+        for key, value in objects.items():
+            store.put(key, [value])
+        events: list[Any] = []
+        try:
+            with Checkpointer(
+                self.run.model, store, **self.run.arguments, settings=TINY, on_event=events.append
+            ) as checkpointer:
+                progress = checkpointer.resume_from_checkpoint()
+        except CheckpointError as error:
+            return error
+        return (0 if progress is None else progress.step), events
+
+
+def judge(past: Past, victim: Victim, objects: Objects, what: str, caplog: pytest.LogCaptureFixture) -> str:
+    caplog.clear()
+    outcome = victim.resume(objects)
+    if isinstance(outcome, CheckpointError):
+        assert str(outcome), what
+        return "error"
+    step, events = outcome
+    newest = max((layout.parse_key(k).seq for k in objects if _is_manifest(k)), default=0)  # type: ignore[union-attr]
+    assert step in past.ancestors.get(newest, {newest}), f"{what}: resumed {step}, which is no ancestor of {newest}"
+    assert_same(victim.run.copy(), past.states[step])
+    if step == newest:
+        return "newest"
+    assert any(r.levelno == logging.WARNING for r in caplog.records), f"{what}: fell back to {step} without a warning"
+    assert [seq for event in events for seq, _ in event.passed_over][0] == newest
+    return "ancestor"
+
+
+def _is_manifest(key: str) -> bool:
+    parsed = layout.parse_key(key)
+    return parsed is not None and parsed.what == "manifest"
+
+
+def flips(objects: Objects) -> Iterator[tuple[str, Objects]]:
+    for key, value in objects.items():
+        places = {0, 1, 12, 90, len(value) // 3, len(value) // 2, 2 * len(value) // 3, len(value) - 2, len(value) - 1}
+        for at in sorted(p for p in places if 0 <= p < len(value)):
+            damaged = bytearray(value)
+            damaged[at] ^= 1 << at % 8
+            yield f"{key} byte {at}", {**objects, key: bytes(damaged)}
+
+
+def cuts(objects: Objects) -> Iterator[tuple[str, Objects]]:
+    for key, value in objects.items():
+        yield f"{key} missing", {k: v for k, v in objects.items() if k != key}
+        for size in {0, len(value) // 2, len(value) - 1}:
+            yield f"{key} cut to {size}", {**objects, key: value[:size]}
+        yield f"{key} with a byte more", {**objects, key: value + b" "}
+
+
+def swaps(objects: Objects) -> Iterator[tuple[str, Objects]]:
+    for a, b in combinations(objects, 2):
+        if a.rsplit(".", 1)[1] == b.rsplit(".", 1)[1]:
+            yield f"{a} and {b} swapped", {**objects, a: objects[b], b: objects[a]}
+
+
+@pytest.mark.parametrize("damage", [flips, cuts])
+def test_damage_to_any_object_gives_a_typed_error_or_a_right_state(
+    past: Past, damage: Any, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = Victim(request.node.callspec.params["past"])
+    outcomes = [judge(past, victim, objects, what, caplog) for what, objects in damage(past.objects)]
+    assert {"error", "newest", "ancestor"} >= set(outcomes)
+    assert outcomes.count("ancestor") > 10, "the fallback is hardly tried"
+    assert outcomes.count("newest") > 10, "objects that the newest does not need are damaged as well"
+    print({o: outcomes.count(o) for o in set(outcomes)})
+
+
+def test_swapped_objects_give_a_typed_error_or_a_right_state(caplog: pytest.LogCaptureFixture) -> None:
+    past = make_past("adagrad")
+    victim = Victim("adagrad")
+    outcomes = [judge(past, victim, objects, what, caplog) for what, objects in list(swaps(past.objects))[::3]]
+    assert outcomes.count("ancestor") > 10
+    print({o: outcomes.count(o) for o in set(outcomes)})
+
+
+def test_two_damaged_objects_give_a_typed_error_or_a_right_state(caplog: pytest.LogCaptureFixture) -> None:
+    past = make_past("adagrad")
+    victim = Victim("adagrad")
+    manifests = [key for key in past.objects if not key.endswith(".safetensors")]
+    for a, b in combinations(manifests, 2):
+        damaged = dict(past.objects)
+        damaged[a], damaged[b] = damaged[a][:-3], damaged[b][:-3]
+        judge(past, victim, damaged, f"{a} and {b} cut", caplog)
+
+
+def test_damage_in_the_newest_pack_falls_back_to_its_parent_and_names_the_pack(caplog: pytest.LogCaptureFixture) -> None:
+    past = make_past("adagrad")
+    key = max(key for key in past.objects if key.endswith(".safetensors"))
+    victim = Victim("adagrad")
+    value = bytearray(past.objects[key])
+    value[-1] ^= 1
+    outcome = victim.resume({**past.objects, key: bytes(value)})
+    assert not isinstance(outcome, CheckpointError)
+    step, (event,) = outcome
+    assert step == 5
+    assert event.passed_over[0][0] == 6
+    assert key in event.passed_over[0][1]
+
+
+def test_a_branch_is_never_resumed_for_a_damaged_one_beside_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Seq 4 is whole but was left behind by the job that resumed 3: without 5 and 6 the run stands at 3."""
+    past = make_past("adagrad")
+    victim = Victim("adagrad")
+    for spoiled in ([5, 6], [5]):
+        damaged = dict(past.objects)
+        for key in damaged:
+            if key.startswith(tuple(f"data/{seq:08d}" for seq in spoiled)) and key.endswith(".safetensors"):
+                damaged[key] = damaged[key][:-1]
+        outcome = victim.resume(damaged)
+        assert not isinstance(outcome, CheckpointError)
+        assert outcome[0] == 3
+        assert_same(victim.run.copy(), past.states[3])
+
+
+def test_a_step_is_resumed_although_another_manifest_is_damaged(caplog: pytest.LogCaptureFixture) -> None:
+    past = make_past("adagrad")
+    damaged = {**past.objects, layout.manifest_key(6): past.objects[layout.manifest_key(6)][:-1]}
+    store = MemoryStore()
+    for key, value in damaged.items():
+        store.put(key, [value])
+    run = Run("adagrad", 4)
+    with Checkpointer(run.model, store, **run.arguments) as checkpointer:
+        assert checkpointer.resume_from_checkpoint(step=2) is not None
+        assert_same(run.copy(), past.states[2])
+        with pytest.raises(CheckpointError):
+            checkpointer.resume_from_checkpoint(step=6)
+
+
+def test_check_names_every_object_that_a_resume_stumbles_over() -> None:
+    past = make_past("adagrad")
+    for what, objects in list(flips(past.objects))[::7]:
+        key = what.split(" byte ")[0]
+        if key.startswith(("resumes/", "repo.json")):
+            continue
+        store = MemoryStore()
+        for name, value in objects.items():
+            store.put(name, [value])
+        report = Repository(store).check(deep=True)
+        assert key in {p.key for p in report.problems}, what
