@@ -13,6 +13,7 @@ from rows import Row, Target, ratio_row
 from saving import BASE, DELTA, Saves
 
 from incremental_ckpt import SaveEvent
+from incremental_ckpt.adapters import adapt
 from incremental_ckpt.policy import KindPolicy
 
 _STATUS = Path("/proc/self/status")
@@ -27,6 +28,9 @@ def measure_memory(plan: Plan) -> list[Row]:
     Nothing must have been saved before in the process: freed memory that it keeps would hide what a save takes.
     """
     training = plan.training
+    for table in adapt(training.model, training.optimizer).tables():
+        for live in table.tensors.values():
+            live.mul_(1)  # fresh zeros have no pages yet, and training would seem to take them
     training.interval()
     for _ in range(_STEPS_BEFORE):
         training.step()

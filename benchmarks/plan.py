@@ -16,11 +16,13 @@ from workload import Training
 
 @dataclass(frozen=True)
 class Plan:
-    """Attributes:
-    folder: an empty one on the disk to be measured.
-    repeats: rounds of every measure, at most.
-    seconds: the least length of a window in which speed is taken.
-    budget: seconds after which a measure begins no further round.
+    """One training, measured in several ways one after another.
+
+    Attributes:
+        folder: an empty one on the disk to be measured.
+        repeats: rounds of every measure, at most.
+        seconds: the least length of a window in which speed is taken.
+        budget: seconds after which a measure begins no further round.
     """
 
     training: Training

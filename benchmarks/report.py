@@ -65,7 +65,8 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
     parts += [f"- missed: {row['what']}: {_ratio(row['ratio'])}, {_target(row)}" for row in missed]
     for measure in dict.fromkeys(row["measure"] for row in rows):
         of_measure = [row for row in rows if row["measure"] == measure]
-        parts += ["", f"### {_HEADINGS.get(measure, measure)}\n", _table(of_measure), "", _details(of_measure)]
+        table = _phase_table if all("phase_seconds" in row["details"] for row in of_measure) else _table
+        parts += ["", f"### {_HEADINGS.get(measure, measure)}\n", table(of_measure)]
     parts += ["", "### Conditions\n", _conditions(result)]
     return "\n".join(parts) + "\n"
 
@@ -79,16 +80,20 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"| {row['what']} | {_ratio(row['ratio'])} | {_ratio(low)} – {_ratio(high)} | {row['repeats']} "
             f"| {_target(row)} | {reached} |"
         )
-    return "\n".join(lines)
-
-
-def _details(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What is beside the ratios; what all rows share is said once."""
-    lines = []
+    lines.append("")
     for row in rows:
         told = ", ".join(f"{_words(key)} {_quantity(key, value)}" for key, value in row["details"].items())
         if told:
             lines.append(f"- {row['what']}: {told}")
+    return "\n".join(lines)
+
+
+def _phase_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["| phase | time | / bare index_select | quartiles |", "|---|---:|---:|---:|"]
+    for row in rows:
+        low, high = row["quartiles"]
+        time = _quantity("phase_seconds", row["details"]["phase_seconds"])
+        lines.append(f"| {row['what']} | {time} | {_ratio(row['ratio'])} | {_ratio(low)} – {_ratio(high)} |")
     return "\n".join(lines)
 
 

@@ -91,6 +91,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for row in found:
                 print(f"  {row.ratio:8.3f}  {row.what}", flush=True)
             rows += [row.as_json() for row in found]
+    training.close()
     facts["load_average_at_the_end"] = os.getloadavg()[0]
     return {"created": datetime.now(UTC).isoformat(timespec="seconds"), "conditions": facts, "rows": rows}
 

@@ -16,6 +16,8 @@ from timing import rounds_of
 
 from incremental_ckpt import SaveEvent, SaveHandle
 
+_BARE_WRITES = 3
+
 
 def measure_speed(plan: Plan) -> list[Row]:
     return [*_with_deltas(plan), *_with_bases(plan)]
@@ -110,7 +112,7 @@ def _speed_row(beside: str, rounds: Sequence[tuple[float, float]], target: Targe
 
 def _write_speed_row(plan: Plan, what: str, events: Sequence[SaveEvent]) -> Row:
     """Bare writes of as many bytes with nothing beside them, at once after the windows."""
-    sample = list(events)[-plan.repeats :]
+    sample = events[-_BARE_WRITES:]
     bare = [bare_write_seconds(plan.folder / "bare-write", e.bytes) for e in sample]
     return ratio_row(
         "speed",

@@ -71,6 +71,9 @@ class Training:
         self.touched = _spread_rows(self.sizes, max(0, round(share * self.table_rows) - distinct), random)
         self._touching = _touching_batch(self.touched, self._pool[0], batch)
 
+    def close(self) -> None:
+        dist.destroy_process_group()
+
     def step(self) -> None:
         """One ordinary step, on ids as the fitted popularity gives them."""
         self._train(next(self._next))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,35 @@ def digest(model: DistributedModelParallel, dense_optimizer: KeyedOptimizer) -> 
     state |= {f"fused {name}": value for name, value in _leaves(model.fused_optimizer.state_dict()["state"])}
     state |= {f"dense {name}": value for name, value in _leaves(dense_optimizer.state_dict())}
     state["fused iterations"] = _fused_iterations(model)
+    # A fused optimizer names the tables of its own rank only: what there is, is known when all ranks have told.
+    ranks: list[dict[str, _Layout]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(ranks, {name: _layout(value) for name, value in state.items()})
+    layouts = {name: layout for layouts in reversed(ranks) for name, layout in layouts.items()}
     total = hashlib.sha256()
-    for name in sorted(state):
-        value = state[name]
-        whole = _gather(value) if isinstance(value, ShardedTensor) else value
+    for name in sorted(layouts):
+        whole = _gather(state.get(name), layouts[name])
         if dist.get_rank() == 0:
             total.update(f"{name}: {_fingerprint(whole)}\n".encode())
-    dist.barrier()  # rank 0 still receives what another rank has sent
+    dist.barrier()  # a rank that left now would take away what it has sent
     return total.hexdigest()[:32] if dist.get_rank() == 0 else ""
+
+
+class _Layout(NamedTuple):
+    """Where the parts of a sharded tensor are: (rank, offsets, sizes) of each. None: every rank has the whole value."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    parts: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...] | None
+
+
+def _layout(value: Any) -> _Layout:
+    if not isinstance(value, ShardedTensor):
+        return _Layout((), None, None)
+    parts = []
+    for shard in value.metadata().shards_metadata:
+        assert shard.placement is not None
+        parts.append((shard.placement.rank() or 0, tuple(shard.shard_offsets), tuple(shard.shard_sizes)))
+    return _Layout(tuple(value.size()), value.dtype, tuple(sorted(parts, key=lambda part: part[1])))
 
 
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -56,28 +77,28 @@ def _fingerprint(value: Any) -> str:
     return f"{host.dtype} {tuple(host.shape)} {xxhash.xxh3_128_hexdigest(content)}"
 
 
-def _gather(sharded: ShardedTensor) -> torch.Tensor | None:
-    """The whole tensor on rank 0, None elsewhere; shards travel one by one in an order that all ranks know."""
+def _gather(value: Any, layout: _Layout) -> Any:
+    """The whole value on rank 0; parts travel one by one in an order that all ranks know."""
+    if layout.parts is None:
+        return value
     rank = dist.get_rank()
-    mine = {tuple(shard.metadata.shard_offsets): shard.tensor.detach() for shard in sharded.local_shards()}
-    metadata = sharded.metadata()
-    whole = torch.empty(metadata.size, dtype=metadata.tensor_properties.dtype) if rank == 0 else None
-    for shard in sorted(metadata.shards_metadata, key=lambda shard: tuple(shard.shard_offsets)):
-        offsets = tuple(shard.shard_offsets)
-        placement = shard.placement
-        assert placement is not None
-        owner = placement.rank()
-        if rank == owner and rank != 0:
+    mine = (
+        {tuple(shard.metadata.shard_offsets): shard.tensor.detach() for shard in value.local_shards()}
+        if value is not None
+        else {}
+    )
+    whole = torch.empty(layout.shape, dtype=layout.dtype) if rank == 0 else None
+    for owner, offsets, sizes in layout.parts:
+        if owner == rank != 0:
             dist.send(mine[offsets].contiguous(), dst=0)
         if whole is None:
             continue
         if owner == 0:
             part = mine[offsets]
         else:
-            device = placement.device() if dist.get_backend() == "nccl" else "cpu"
-            part = torch.empty(shard.shard_sizes, dtype=whole.dtype, device=device)
+            part = torch.empty(sizes, dtype=layout.dtype, device="cuda" if dist.get_backend() == "nccl" else "cpu")
             dist.recv(part, src=owner)
-        whole[tuple(slice(o, o + n) for o, n in zip(offsets, shard.shard_sizes, strict=True))] = part
+        whole[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part
     return whole
 
 

@@ -114,6 +114,7 @@ class Table:
         shard: the facts.
         tensors: for each field name a tensor ``[rows, width]``, a view of live memory on the table's device; a write to
             it changes the model.
+        replicated: every rank holds this very shard, all alike (a data-parallel table).
         tracked: whether every update of a row is announced to the tracker before it happens. False: any row may change
             at any
             time, and every checkpoint carries all rows.
@@ -122,6 +123,7 @@ class Table:
     shard: Shard
     tensors: Mapping[str, torch.Tensor]
     tracked: bool
+    replicated: bool = False
 
 
 Mark = Callable[[int, "torch.Tensor"], None]

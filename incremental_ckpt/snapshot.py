@@ -99,18 +99,27 @@ def room(sizes: Sequence[int]) -> int:
     return sum((size + _ALIGN - 1) // _ALIGN * _ALIGN for size in sizes)
 
 
+Rows = range | torch.Tensor | None
+"""Rows of a table, local ids: a range, ascending int64 on the table's device, or None for all."""
+
+
+def ids_of(table: Table, rows: Rows) -> range | torch.Tensor:
+    return range(table.shard.rows) if rows is None else rows
+
+
 class RowCopies:
     """Copies of changed rows: gathered on the device of each table, copied to the arena.
 
     On a GPU the copy to pinned memory runs on a side stream behind the gather; training need not wait for it.
     """
 
-    def __init__(self, tables: Sequence[Table], rows: Sequence[torch.Tensor | None], arena: HostArena) -> None:
+    def __init__(self, tables: Sequence[Table], rows: Sequence[Rows], arena: HostArena) -> None:
         self._parts: list[tuple[int, range | torch.Tensor, list[torch.Tensor]]] = []
         self._events: list[torch.cuda.Event] = []
         self._side_streams: dict[torch.device, torch.cuda.Stream] = {}
-        for index, (table, ids) in enumerate(zip(tables, rows, strict=True)):
-            count = table.shard.rows if ids is None else ids.numel()
+        for index, (table, wanted) in enumerate(zip(tables, rows, strict=True)):
+            ids = ids_of(table, wanted)
+            count = len(ids)
             if count == 0:
                 continue
             copies = []
@@ -119,19 +128,19 @@ class RowCopies:
                 target = arena.take(count * field.row_bytes).view(live.dtype).view(count, field.width)
                 self._copy(live, ids, target)
                 copies.append(target)
-            self._parts.append((index, range(count) if ids is None else ids, copies))
+            self._parts.append((index, ids, copies))
         for stream in self._side_streams.values():
             self._events.append(stream.record_event())
 
-    def _copy(self, live: torch.Tensor, ids: torch.Tensor | None, target: torch.Tensor) -> None:
+    def _copy(self, live: torch.Tensor, ids: range | torch.Tensor, target: torch.Tensor) -> None:
         live = live.detach()
         if live.device.type == "cpu":
-            if ids is None:
-                target.copy_(live)
+            if isinstance(ids, range):
+                target.copy_(live[ids.start : ids.stop])
             else:
                 torch.index_select(live, 0, ids, out=target)
             return
-        gathered = live.clone() if ids is None else live.index_select(0, ids)
+        gathered = live[ids.start : ids.stop].clone() if isinstance(ids, range) else live.index_select(0, ids)
         side = self._side_streams.setdefault(live.device, torch.cuda.Stream(live.device))
         side.wait_stream(torch.cuda.current_stream(live.device))
         with torch.cuda.stream(side):
@@ -169,12 +178,11 @@ def rows_per_entry(row_bytes: Sequence[int], entry_bytes: int) -> int:
     return max(1, entry_bytes // max(1, *row_bytes))
 
 
-def copied_bytes(tables: Sequence[Table], rows: Sequence[torch.Tensor | None]) -> int:
+def copied_bytes(tables: Sequence[Table], rows: Sequence[Rows]) -> int:
     """Arena bytes that RowCopies needs for these rows."""
     sizes = []
-    for table, ids in zip(tables, rows, strict=True):
-        count = table.shard.rows if ids is None else ids.numel()
-        sizes += [count * field.row_bytes for field in table.shard.fields]
+    for table, wanted in zip(tables, rows, strict=True):
+        sizes += [len(ids_of(table, wanted)) * field.row_bytes for field in table.shard.fields]
     return room(sizes)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from incremental_ckpt.errors import SaveError
 from incremental_ckpt.model import Table
-from incremental_ckpt.snapshot import Part, rows_per_entry
+from incremental_ckpt.snapshot import Part, Rows, ids_of, rows_per_entry
 
 
 @dataclass
@@ -51,8 +51,7 @@ class RowStream:
     """The rows of tables as they were when the stream was made, in packfuls.
 
     Args:
-        tables: all tables; ``wanted[i]`` says which rows of table i are streamed: None for all, else ascending int64
-            ids, empty for none.
+        tables: all tables; ``wanted[i]`` says which rows of table i are streamed.
         pack_bytes: size of the one buffer, and so of a packful.
         entry_bytes: size limit of one field of a part.
         limit: bytes of old values held at most; ``take`` waits for the background thread where it is reached.
@@ -61,18 +60,22 @@ class RowStream:
     def __init__(
         self,
         tables: Sequence[Table],
-        wanted: Sequence[torch.Tensor | None],
+        wanted: Sequence[Rows],
         *,
         pack_bytes: int,
         entry_bytes: int,
         limit: int,
     ) -> None:
         self._tables = tables
-        self._wanted = wanted
+        self._wanted = [ids_of(t, w) for t, w in zip(tables, wanted, strict=True)]
         self._pack_bytes = pack_bytes
         self._entry_bytes = entry_bytes
         self._limit = limit
-        self._watermarks = [0] * len(tables)
+        # What is not streamed needs no old values.
+        self._watermarks = [
+            w.start if isinstance(w, range) and w else 0 if len(w) else t.shard.rows
+            for t, w in zip(tables, self._wanted, strict=True)
+        ]
         self._old: dict[int, list[_OldValues]] = {}
         self._old_bytes = 0
         self._awaited = False  # take() waits for room
@@ -91,7 +94,7 @@ class RowStream:
 
     @property
     def rows(self) -> int:
-        return sum(t.shard.rows if w is None else w.numel() for t, w in zip(self._tables, self._wanted, strict=True))
+        return sum(map(len, self._wanted))
 
     @property
     def ended(self) -> bool:
@@ -185,7 +188,7 @@ class RowStream:
         for index, (table, wanted) in enumerate(zip(self._tables, self._wanted, strict=True)):
             step = rows_per_entry([live.shape[1] for live in self._live[index]], self._entry_bytes)
             step = max(1, min(step, self._pack_bytes // max(1, table.shard.row_bytes + 1)))
-            ids = range(table.shard.rows) if wanted is None else wanted.cpu().numpy()
+            ids = wanted if isinstance(wanted, range) else wanted.cpu().numpy()
             for begin in range(0, len(ids), step):
                 yield index, ids[begin : begin + step]
             self._watermarks[index] = table.shard.rows
@@ -267,8 +270,11 @@ class RowStream:
                 self._changed.notify_all()
         ids = ids[order]
         wanted = self._wanted[table]
-        if wanted is not None:
-            inside = np.isin(ids, wanted.cpu().numpy(), assume_unique=True)
+        if not isinstance(wanted, range) or len(wanted) < self._tables[table].shard.rows:
+            if isinstance(wanted, range):
+                inside = (ids >= wanted.start) & (ids < wanted.stop)
+            else:
+                inside = np.isin(ids, wanted.cpu().numpy(), assume_unique=True)
             ids, fields = ids[inside], [f[inside] for f in fields]
         step = rows_per_entry([f.shape[1] for f in fields], self._entry_bytes)
         parts = [

@@ -41,8 +41,6 @@ class TableSource(Protocol):
 
     def unwatch(self) -> None: ...
 
-    def accept_edits(self) -> None: ...
-
 
 class CompositeAdapter:
     """A ModelAdapter over every table found in a model.
@@ -124,8 +122,6 @@ class CompositeAdapter:
         for source, saved in zip(self._fused, counters, strict=True):
             if saved is not None:
                 source.load_counters(saved)
-        for each in self._sources:
-            each.accept_edits()
         self._updated_in_backward = False
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:

@@ -154,12 +154,6 @@ class FusedTables:
         self._tbe.gwd_lower_bound = saved["gwd_lower_bound"]
         for live_group, saved_group in zip(self._groups, saved["param_groups"], strict=False):
             live_group.update(deepcopy(dict(saved_group)))
-        self.accept_edits()
-
-    def accept_edits(self) -> None:
-        """The rows as they are now are what a checkpoint says: edits up to here are not changes."""
-        if self._versions is not None:
-            self._versions = self._version()
 
     def _build(self) -> tuple[Table, ...]:
         names = self._state_names()
@@ -200,7 +194,7 @@ class FusedTables:
         output.register_hook(lambda _grad: self._before_update(indices, offsets, batches))
         node: Any = output.grad_fn
         if node is not None:
-            node.register_hook(lambda _inputs, _outputs: self.accept_edits())
+            node.register_hook(lambda _inputs, _outputs: self._after_update())
 
     def _before_update(self, indices: torch.Tensor, offsets: torch.Tensor, batches: torch.Tensor | None) -> None:
         if self._mark is None:
@@ -224,6 +218,10 @@ class FusedTables:
             height = self._tbe.embedding_specs[table][0]
             if height:
                 self._mark(table, rows_without_sync(indices, starts[first], starts[end], height))
+
+    def _after_update(self) -> None:
+        if self._versions is not None:
+            self._versions = self._version()  # the kernel may have counted its own writes
 
     def _reset_rows(
         self,

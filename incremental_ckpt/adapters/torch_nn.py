@@ -132,12 +132,6 @@ class ParameterTables:
             handle.remove()
         self._handles, self._mark, self._mark_all, self._versions = [], None, None, None
 
-    def accept_edits(self) -> None:
-        """The rows as they are now are what a checkpoint says: edits up to here are not changes."""
-        if self._versions is not None:
-            self._versions = [m.parameter._version for m in self._members]
-            self._identities = [id(m.parameter) for m in self._members]
-
     def _is_tracked(self, index: int) -> bool:
         member, holders = self._members[index], self._holders[index]
         if not member.may_track:

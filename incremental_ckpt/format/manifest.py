@@ -69,11 +69,16 @@ FEATURES: frozenset[str] = frozenset()
 
 @dataclass(frozen=True)
 class RankRef:
-    """A rank manifest by key, size in bytes and digest."""
+    """A rank manifest by key, size in bytes and digest.
+
+    Attributes:
+        shared: it holds state or rows that all ranks need, whatever their shards.
+    """
 
     key: str
     size: int
     digest: str
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ class Manifest:
             "lineage": [{"job": entry.job, "first": entry.first, "resumed": entry.resumed} for entry in self.lineage],
             "created": written_time(self.created),
             "world_size": self.world_size,
-            "ranks": [{"key": rank.key, "size": rank.size, "digest": rank.digest} for rank in self.ranks],
+            "ranks": [_written_rank_ref(rank) for rank in self.ranks],
             "totals": totals,
             "environment": written_plain(self.environment),
         }
@@ -342,7 +347,13 @@ def _lineage(members: Members) -> Lineage:
 
 
 def _rank_ref(members: Members) -> RankRef:
-    return RankRef(members.text("key"), members.integer("size", 1), members.hexadecimal("digest", 64))
+    shared = members.boolean("shared") if "shared" in members else False
+    return RankRef(members.text("key"), members.integer("size", 1), members.hexadecimal("digest", 64), shared)
+
+
+def _written_rank_ref(rank: RankRef) -> dict[str, Any]:
+    shared = {"shared": True} if rank.shared else {}
+    return {"key": rank.key, "size": rank.size, "digest": rank.digest, **shared}
 
 
 def _check_lineage(manifest: Manifest) -> None:

@@ -75,11 +75,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class ShardEntries:
-    """A shard and what this checkpoint holds of it. Of two entries that carry a row of a field, the later one holds."""
+    """A shard and what this checkpoint holds of it. Of two entries that carry a row of a field, the later one holds.
+
+    Attributes:
+        replicated: several ranks hold this very shard, all alike; each has written some of its rows.
+    """
 
     shard: Shard
     rowsets: tuple[RowSet, ...]
     entries: tuple[Entry, ...]
+    replicated: bool = False
 
     def row_count(self, entry: Entry) -> int:
         return len(entry.rows) if isinstance(entry.rows, range) else self.rowsets[entry.rows].count
@@ -167,6 +172,7 @@ def _written_shard(part: ShardEntries) -> dict[str, Any]:
         "rows": shard.rows,
         "col_start": shard.col_start,
         "cols": shard.cols,
+        **({"replicated": True} if part.replicated else {}),
         "fields": [{"name": field.name, "dtype": field.dtype, "width": field.width} for field in shard.fields],
         "rowsets": [{"count": rowset.count, "at": _written_span(rowset.at)} for rowset in part.rowsets],
         "entries": [_written_entry(entry) for entry in part.entries],
@@ -251,7 +257,7 @@ def _shard_entries(members: Members) -> ShardEntries:
     )
     fields = {field.name: field for field in shard.fields}
     entries = tuple(_entry(entry, shard, fields, rowsets) for entry in members.objects("entries"))
-    return ShardEntries(shard, rowsets, entries)
+    return ShardEntries(shard, rowsets, entries, members.boolean("replicated") if "replicated" in members else False)
 
 
 def _shard(members: Members) -> Shard:

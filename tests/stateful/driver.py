@@ -158,6 +158,7 @@ class Mix:
         )
         if focus == 0:
             mix.damage, mix.damage_manifests, mix.crash, mix.older = 0.01, rng.random() < 0.3, 0.01, 0.6
+            mix.kinds = ("full", "full", "consecutive", "one-shot")
         if focus == 1:
             mix.crash, mix.rival = 0.012, 0.01
         if focus == 2:
@@ -259,6 +260,7 @@ class Job:
         self.steps = progress.step
         self.trail, self.own = (*world.trail[attempt], attempt), []
         world.count["resumes"] += 1
+        world.count["fallbacks"] += step is None and progress.seq != marker.newest
         return True
 
     def train(self) -> None:
@@ -612,6 +614,7 @@ class World:
         self.damaged.add(key)
         self.count["damaged"] += 1
         self.log.append(f"damage to {key}")
+        self.mix.older = 0.0
         for job in list(self.jobs) if self.dice(0.5) else ():
             self.crash(job)  # so that somebody reads it
 
@@ -642,7 +645,7 @@ class World:
             self.start()
         elif self.late and self.dice(mix.late):
             self.land(self.rng.randrange(len(self.late)))
-        elif len(self.legit) > 1 and not self.damaged and self.dice(mix.damage):
+        elif len(self.legit) > 2 and not self.damaged and self.dice(mix.damage):
             self.damage()
         elif tool := next((t for t in self.tools if self.dice(t.chance(mix))), None):
             self.run_tool(tool)

@@ -12,6 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     CounterBasedRegularizationDefinition,
+    GlobalWeightDecayDefinition,
     SplitTableBatchedEmbeddingBagsCodegen,
     WeightDecayMode,
 )
@@ -250,6 +251,16 @@ def test_counter_modes_keep_their_row_counters_with_the_rows() -> None:
     assert module.max_counter.item() == 17
 
 
+def test_global_weight_decay_is_not_tracked() -> None:
+    module = tbe(
+        weight_decay_mode=WeightDecayMode.DECOUPLE_GLOBAL,
+        global_weight_decay=GlobalWeightDecayDefinition(start_iter=0, lower_bound=0.1),
+    )
+    tables = adapt(module).tables()
+    assert not any(t.tracked for t in tables)
+    assert [f.name for f in tables[0].shard.fields] == ["weight", "momentum1", "prev_iter"]
+
+
 @pytest.mark.parametrize("optimizer", [Optimizer.EMAINPLACE_ROWWISE_ADAGRAD, Optimizer.ENSEMBLE_ROWWISE_ADAGRAD])
 def test_modes_that_sweep_whole_tables_are_not_tracked(optimizer: EmbOptimType) -> None:
     needs_gpu(optimizer)
@@ -275,6 +286,16 @@ def test_an_edit_is_seen_although_a_step_follows_it() -> None:
     module.split_embedding_weights()[1][3] = 1.0
     step(module, 1)
     assert watched.whole == {0, 1, 2}
+
+
+def test_a_kernel_that_counts_its_own_writes_is_not_taken_for_an_edit() -> None:
+    module = tbe()
+    watched = Watched(module)
+    output = module(*batch(1))
+    output.register_hook(lambda _: module.weights_host.detach().add_(0.0) and None)
+    output.cos().sum().backward()
+    watched.adapter.tables()
+    assert watched.whole == set()
 
 
 def test_a_load_state_dict_marks_everything() -> None:

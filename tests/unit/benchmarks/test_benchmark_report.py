@@ -44,6 +44,13 @@ def test_details_and_conditions_have_units() -> None:
     assert "| versions | torch 2 |" in text
 
 
+def test_phases_are_shown_with_their_times() -> None:
+    phase = Row(
+        "stall, by phase (a pass of its own)", "scan the marks", 0.4, (0.3, 0.5), 7, None, {"phase_seconds": 0.005}
+    )
+    assert "| scan the marks | 5.00 ms | 0.400 | 0.300 – 0.500 |" in page({"this-machine": result_of(phase)})
+
+
 def test_without_results_the_page_says_so() -> None:
     assert "There are no results yet." in page({})
 
@@ -59,13 +66,13 @@ def test_a_row_is_the_median_of_the_ratios_of_pairs() -> None:
 
 
 def test_peers_have_their_turns_round_by_round() -> None:
-    calls: list[str] = []
-    rounds_of(lambda: (calls.append("a"), calls.append("b")), 3, 1.0, clock=lambda: 0.0)
-    assert "".join(calls) == "ababab"
+    turns = iter("abcdef")
+    rounds = rounds_of(lambda: (next(turns), next(turns)), 3, 1.0, clock=lambda: 0.0)
+    assert rounds == [("a", "b"), ("c", "d"), ("e", "f")]
 
 
 def test_the_budget_ends_the_rounds_but_not_before_the_second() -> None:
     ticks = iter(range(100))
-    assert rounds_of(lambda: 7, 50, 2.5, clock=lambda: float(next(ticks))) == [7, 7, 7]
+    assert rounds_of(lambda: 7, 50, 2.5, clock=lambda: float(next(ticks))) == [7, 7, 7, 7]
     assert len(rounds_of(lambda: None, 50, 0.0, clock=lambda: 1.0)) == 2
     assert len(rounds_of(lambda: None, 1, 0.0, clock=lambda: 1.0)) == 1

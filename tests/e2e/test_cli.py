@@ -1,0 +1,233 @@
+"""``ickpt`` as a process: what it loads, terminals, pipes, signals and streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from incremental_ckpt import Checkpointer
+
+ROOT = Path(__file__).parents[2]
+ICKPT = [sys.executable, "-m", "incremental_ckpt"]
+VERBS = ("ls", "show", "check")
+COLOUR = "\x1b["
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs") / "17"
+    model = torch.nn.ModuleDict({"größe": torch.nn.EmbeddingBag(100, 4, sparse=True)})
+    with Checkpointer(model, place, kind="full") as ckpt:
+        ckpt.resume_from_checkpoint()
+        for step in range(3):
+            ckpt.save_checkpoint(step, loss=0.5).wait()
+    return place
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
+    return {**kept, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **more}
+
+
+def run(
+    *args: object, env: Mapping[str, str] | None = None, stdout: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    command = [*ICKPT, *map(str, args)]
+    return subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env=env or environment(),
+        check=False,
+    )
+
+
+def script(text: str, *args: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", text, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=env or environment(), check=False)
+
+
+def on_a_terminal(args: Sequence[object], env: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code and all that the terminal showed."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*ICKPT, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 1 << 16):
+                shown += chunk
+        except OSError:
+            pass  # Linux: the other end is closed
+        finally:
+            os.close(ours)
+    return process.returncode, shown.decode()
+
+
+LOADED = """
+import sys
+from incremental_ckpt.cli import main
+code = main(sys.argv[2:])
+print(*sorted(set(sys.argv[1].split(",")) & set(sys.modules)), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_loads_torch_and_json_loads_no_rich(place: Path, verb: str) -> None:
+    for options in ([], ["--json"]):
+        done = script(LOADED, "torch,torchrec,fbgemm_gpu,boto3" + (",rich" if options else ""), verb, place, *options)
+        assert (done.returncode, done.stderr) == (0, "\n")
+    assert json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_version_and_help_load_neither_numpy_nor_rich(option: str) -> None:
+    done = script(LOADED, "torch,numpy,rich,incremental_ckpt.repository,incremental_ckpt.storage", option)
+    assert (done.returncode, done.stderr) == (0, "\n")
+    assert done.stdout
+
+
+def test_the_version_is_that_of_the_installed_distribution(tmp_path: Path) -> None:
+    installed = tmp_path / "incremental_ckpt-9.8.7.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: incremental-ckpt\nVersion: 9.8.7\n")
+    done = run("--version", env=environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ickpt 9.8.7\n", "")
+
+
+def test_the_entry_point_is_the_same_main() -> None:
+    import tomllib
+
+    from incremental_ckpt.cli import main
+
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, name = scripts["ickpt"].split(":")
+    assert getattr(__import__(module, fromlist=[name]), name) is main
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_error_is_one_line_on_stderr_and_an_exit_code(tmp_path: Path, verb: str) -> None:
+    done = run(verb, tmp_path / "nowhere")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert re.fullmatch(r"ickpt: .*nowhere does not exist.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_colours_are_for_terminals(place: Path, verb: str) -> None:
+    code, shown = on_a_terminal([verb, place], environment(TERM="xterm-256color"))
+    assert code == 0
+    assert COLOUR in shown
+    piped = run(verb, place, env=environment(TERM="xterm-256color", FORCE_COLOR="1", CLICOLOR_FORCE="1"))
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert COLOUR not in piped.stdout
+
+
+def test_a_terminal_that_asks_for_no_colour_gets_none(place: Path) -> None:
+    _, shown = on_a_terminal(["ls", place], environment(TERM="xterm-256color", NO_COLOR="1"))
+    assert "\x1b[36m" not in shown
+    _, dumb = on_a_terminal(["ls", place], environment(TERM="dumb"))
+    assert COLOUR not in dumb
+
+
+def test_a_narrow_terminal_loses_no_digit(place: Path) -> None:
+    code, shown = on_a_terminal(["ls", place], environment(TERM="dumb", COLUMNS="20"))
+    assert code == 0
+    assert shown.splitlines() == run("ls", place).stdout.splitlines()
+    assert "…" not in shown
+
+
+def test_check_shows_its_progress_on_a_terminal_only(place: Path) -> None:
+    code, shown = on_a_terminal(["check", "--deep", place], environment(TERM="xterm-256color"))
+    assert code == 0
+    assert "3/3" in shown
+    assert shown.endswith("all can be restored: 1-3\x1b[0m\r\n")
+    piped = run("check", "--deep", place)
+    assert (piped.stderr, len(piped.stdout.splitlines())) == ("", 2)
+
+
+@pytest.mark.parametrize("args", [["ls"], ["ls", "--json"], ["show"], ["check"], ["--help"]], ids=" ".join)
+def test_a_closed_pipe_ends_it_quietly(place: Path, args: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = run(*args, *([] if args == ["--help"] else [place]), stdout=writing)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("args", [["ls"], ["ls", "--json"], ["--help"]], ids=" ".join)
+def test_a_full_disk_behind_stdout_is_one_line(place: Path, args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = run(*args, *([] if args == ["--help"] else [place]), stdout=full.fileno())
+    assert (done.returncode, done.stderr) == (1, "ickpt: cannot write the output: No space left on device\n")
+
+
+def test_closed_streams_are_no_fault(place: Path, tmp_path: Path) -> None:
+    shell = 'exec "$@" {0}'
+    for closed, path, code in ((">&-", place, 0), ("2>&-", tmp_path / "nowhere", 3)):
+        command = ["sh", "-c", shell.format(closed), "sh", *ICKPT, "ls", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_an_encoding_that_lacks_a_letter_is_no_fault(place: Path) -> None:
+    done = run("show", place, env=environment(PYTHONIOENCODING="ascii"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"gr\xf6\xdfe" in done.stdout
+    assert "größe" in run("show", place).stdout
+
+
+WAITING = """
+import signal, sys
+from incremental_ckpt.cli import facts, main
+def waits(repository):
+    print("listing", flush=True)
+    while True:
+        signal.pause()
+facts.catalogue = waits
+sys.exit(main(["ls", sys.argv[1]]))
+"""
+
+
+def test_ctrl_c_is_answered_in_one_line(place: Path) -> None:
+    command = [sys.executable, "-c", WAITING, str(place)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "listing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert (process.returncode, err) == (130, "ickpt: interrupted\n")
+
+
+INTERRUPTED_IMPORT = """
+import sys
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+from incremental_ckpt.cli import main
+sys.exit(main(["ls", sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "numpy", "rich.table"])
+def test_ctrl_c_while_it_is_still_loading_is_answered_too(place: Path, module: str) -> None:
+    done = script(INTERRUPTED_IMPORT, module, place)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ickpt: interrupted\n")
