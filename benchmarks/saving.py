@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from workload import Training
 
-from incremental_ckpt import Checkpointer, EverySteps, SaveEvent
+from incremental_ckpt import Checkpointer, EverySteps, SaveEvent, SaveHandle
 from incremental_ckpt.adapters import adapt
 from incremental_ckpt.events import Event
 from incremental_ckpt.format.rank_manifest import Entry, RankManifest, ShardEntries
@@ -25,7 +25,6 @@ from incremental_ckpt.format.rowset import decode_rows
 from incremental_ckpt.model import WEIGHT
 from incremental_ckpt.policy import KindPolicy
 from incremental_ckpt.repository import Repository
-from incremental_ckpt.saving import SaveHandle
 from incremental_ckpt.storage import open_store
 
 DELTA: KindPolicy = "consecutive"

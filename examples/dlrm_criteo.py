@@ -183,6 +183,7 @@ def _quiet() -> None:
     """TorchRec, FBGEMM and DDP warn of much that is meant; warnings of incremental_ckpt stay."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warnings.filterwarnings("ignore", module=r"torch|torchrec|fbgemm_gpu|tensordict|torchmetrics")
+    warnings.filterwarnings("ignore", message=".*ShardedTensor")
     logging.basicConfig(format="%(message)s", level=logging.ERROR)
     logging.getLogger("incremental_ckpt").setLevel(logging.WARNING)  # the progress bar and the table tell of the saves
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
         StorageError,
     )
     from incremental_ckpt.events import FailureEvent, ResumeEvent, SaveEvent, SkipEvent
+    from incremental_ckpt.flight import SaveHandle
     from incremental_ckpt.model import CheckpointInfo, Progress
     from incremental_ckpt.policy import EveryEpoch, EverySeconds, EverySteps
     from incremental_ckpt.repository import Repository
-    from incremental_ckpt.saving import SaveHandle
     from incremental_ckpt.settings import Settings
     from incremental_ckpt.storage import Store, open_store
 
 _HOMES = {
     "Checkpointer": "checkpointer",
-    "SaveHandle": "saving",
+    "SaveHandle": "flight",
     "Settings": "settings",
     "EverySteps": "policy", "EverySeconds": "policy", "EveryEpoch": "policy",
     "CheckpointInfo": "model", "Progress": "model",

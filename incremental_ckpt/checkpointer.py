@@ -17,21 +17,26 @@ from typing import Any, Self, get_args
 import torch
 
 from incremental_ckpt.adapters import adapt
+from incremental_ckpt.agreement import check_same_model, model_report
 from incremental_ckpt.codecs import codec_named
 from incremental_ckpt.coordinator import coordinator
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.events import Event, ResumeEvent, SkipEvent
+from incremental_ckpt.flight import SaveHandle
 from incremental_ckpt.format.layout import new_id
-from incremental_ckpt.model import Progress
-from incremental_ckpt.policy import BusyPolicy, EverySteps, KindPolicy, Moment, When, any_due
+from incremental_ckpt.model import Progress, Table
+from incremental_ckpt.planning import Facts
+from incremental_ckpt.policy import BusyPolicy, EverySteps, KindPolicy, When
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.resuming import RNG, USER, Resume
-from incremental_ckpt.saving import Facts, SaveHandle, Saver
+from incremental_ckpt.saving import Call, Saver
+from incremental_ckpt.schedule import Schedule
 from incremental_ckpt.settings import Settings
 from incremental_ckpt.storage import open_store
 from incremental_ckpt.storage.base import Store
 from incremental_ckpt.surroundings import capture_rng, describe, differences
 from incremental_ckpt.tracker import Tracker
+from incremental_ckpt.version import __version__
 
 log = logging.getLogger("incremental_ckpt")
 
@@ -76,39 +81,32 @@ class Checkpointer:
         settings: Settings = Settings(),  # noqa: B008
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._when = (when,) if not isinstance(when, Sequence) else tuple(when)
         self._kind = _one_of("kind", kind, get_args(KindPolicy))
-        self._busy = _one_of("busy", busy, get_args(BusyPolicy))
+        _one_of("busy", busy, get_args(BusyPolicy))
         self._user_state = _checked_state(state or {})
         self._on_event = on_event
         self._settings = settings
         self._clock = clock
         codecs = {"weight": codec_named(codec), "optimizer": codec_named(optimizer_codec)}
-        ranks = coordinator(settings.vote_timeout)
+        self._ranks = coordinator(settings.vote_timeout)
         self._opened_store = isinstance(store, str | os.PathLike)
         self._repository = Repository(open_store(store))
         self._adapter = adapt(model, optimizer)
-        self._tracker = Tracker(self._adapter.tables())
-        self._environment = describe(ranks.world_size)
-        job = new_id()
+        tables = self._adapter.tables()
+        self._tracker = Tracker(tables)
+        self._environment = describe(self._ranks.world_size)
+        job = self._agreed_job(tables)
         self._saver = Saver(
-            self._repository, self._adapter, self._tracker, ranks, codecs, settings,
+            self._repository, self._adapter, self._tracker, self._ranks, codecs, settings,
             job=job, environment=self._environment, clock=clock,
         )  # fmt: skip
         self._resume = Resume(
-            self._repository,
-            self._adapter,
-            self._user_state,
-            settings,
-            job=job,
-            rank=ranks.rank,
-            strict=strict,
-            clock=clock,
+            self._repository, self._adapter, self._user_state, settings, self._ranks,
+            job=job, strict=strict, clock=clock,
+        )  # fmt: skip
+        self._schedule = Schedule(
+            (when,) if not isinstance(when, Sequence) else tuple(when), busy, clock, alone=self._ranks.world_size == 1
         )
-        self._last_step: int | None = None
-        self._last_epoch: int | None = None
-        self._last_seconds = clock()
-        self._deferred = False
         self._closed = False
         self._adapter.watch(self._tracker.mark, self._tracker.mark_all)
         atexit.register(self.close)
@@ -136,7 +134,9 @@ class Checkpointer:
         resumed = self._resume.run(step)
         if resumed is None:
             log.info("%s holds no checkpoint: training starts from the model as it is", self._repository.store.url)
-            self._saver.begin_fresh(None)  # at this very moment: of two jobs that find nothing, one is to be told
+            # At this very moment: of two jobs that find nothing, one is to be told.
+            self._saver.planner.begin_fresh(None)
+            self._saver.restart()
             return None
         source = resumed.chain[-1]
         for difference in differences(source.environment, self._environment):
@@ -145,21 +145,20 @@ class Checkpointer:
                 source.seq,
                 difference,
             )
-        self._saver.begin_after(resumed.newest, resumed.newest_seq, resumed.chain, complete=resumed.complete)
-        self._last_step, self._last_epoch, self._last_seconds = source.step, source.epoch, self._clock()
-        self._deferred = False
+        self._saver.planner.begin_after(
+            resumed.newest, resumed.newest_seq, resumed.chain, complete=resumed.complete, notes=resumed.notes
+        )
+        self._saver.restart()
+        self._schedule.begin(source.step, source.epoch)
         log.info(
             "resumed seq %d (step %d) from %s: chain of %d, %.1f MB in %.2f s",
             source.seq, source.step, self._repository.store.url,
             len(resumed.chain), resumed.bytes / 1e6, resumed.seconds,
         )  # fmt: skip
-        self._emit(
-            [
-                ResumeEvent(
-                    source.seq, source.step, len(resumed.chain), resumed.bytes, resumed.seconds, resumed.passed_over
-                )
-            ]
+        event = ResumeEvent(
+            source.seq, source.step, len(resumed.chain), resumed.bytes, resumed.seconds, resumed.passed_over
         )
+        self._emit([event])
         return Progress(source.seq, source.step, source.epoch, source.loss, source.metrics)
 
     def step(
@@ -183,21 +182,18 @@ class Checkpointer:
         """
         self._open()
         self._emit(self._saver.events())
-        self._saver.raise_failure()
-        if self._last_step is None:
-            self._last_step, self._last_epoch = step - 1, epoch
-        moment = Moment(step, epoch, self._clock(), self._last_step, self._last_epoch, self._last_seconds)
-        if not self._deferred and not any_due(self._when, moment):
+        alone = self._ranks.world_size == 1
+        if alone:
+            self._saver.raise_failure()  # of several ranks, all are told at the next meeting
+        if not self._schedule.meets(step, epoch):
             return None
-        if self._saver.busy:
-            if self._busy == "skip":
-                self._passed(step, epoch)
-                self._emit([SkipEvent(step)])
-                return None
-            if self._busy == "defer":
-                self._deferred = True
-                return None
-        return self.save_checkpoint(step, epoch=epoch, loss=loss, metrics=metrics)
+        if self._schedule.waits:
+            self._saver.drain(None)
+        call = self._schedule.call(step, epoch, busy=self._saver.busy)
+        if alone and call.go != "save":
+            self._agree(call, step, epoch)
+            return None
+        return self._save(step, epoch, loss, metrics, self._kind, call)
 
     def save_checkpoint(
         self,
@@ -219,21 +215,38 @@ class Checkpointer:
             ConflictError: another job has gone on with this store.
         """
         self._open()
-        step = _whole("step", step)
-        epoch = None if epoch is None else _whole("epoch", epoch)
         chosen = self._kind if kind is None else _one_of("kind", kind, get_args(KindPolicy))
         self._saver.drain(None)
         self._emit(self._saver.events())
-        self._saver.raise_failure()
+        if self._ranks.world_size == 1:
+            self._saver.raise_failure()
+        handle = self._save(step, epoch, loss, metrics, chosen, Call())
+        assert handle is not None
+        return handle
+
+    def _save(
+        self,
+        step: int,
+        epoch: int | None,
+        loss: float | torch.Tensor | None,
+        metrics: Mapping[str, float | torch.Tensor] | None,
+        kind: KindPolicy,
+        call: Call,
+    ) -> SaveHandle | None:
         facts = Facts(
-            step,
-            epoch,
+            _whole("step", step),
+            None if epoch is None else _whole("epoch", epoch),
             None if loss is None else _read(loss),
             {name: _read(value) for name, value in (metrics or {}).items()},
         )
-        handle = self._saver.save(facts, chosen, self._extra_state)
-        self._passed(step, epoch)
+        handle = self._saver.save(facts, kind, self._extra_state, call)
+        self._agree(self._saver.call, step, epoch)
         return handle
+
+    def _agree(self, call: Call, step: int, epoch: int | None) -> None:
+        self._schedule.agreed(call, step, epoch)
+        if call.go == "skip":
+            self._emit([SkipEvent(step)])
 
     def close(self) -> None:
         """Wait for what is in flight, then stop watching the model. Closing again does nothing.
@@ -270,9 +283,20 @@ class Checkpointer:
     def _extra_state(self) -> dict[str, Any]:
         return {USER: {name: thing.state_dict() for name, thing in self._user_state.items()}, RNG: capture_rng()}
 
-    def _passed(self, step: int, epoch: int | None) -> None:
-        self._last_step, self._last_epoch, self._last_seconds = step, epoch, self._clock()
-        self._deferred = False
+    def _agreed_job(self, tables: Sequence[Table]) -> str:
+        """The job's name, which is rank 0's, once all ranks have the same model.
+
+        Raises:
+            MismatchError: they have not.
+        """
+        state = self._adapter.state()
+        replicated = state.get("replicated", ())
+        shared = {n: t.shape for n, t in state["dense"].items() if n in replicated}
+        report = model_report([t.shard for t in tables], shared, list(self._user_state), __version__)
+        reports = self._ranks.meet({**report, "job": new_id()})
+        check_same_model(reports)
+        job: str = reports[0]["job"]
+        return job
 
     def _emit(self, events: Sequence[Event]) -> None:
         if self._on_event is not None:

@@ -150,13 +150,22 @@ class ModelAdapter(Protocol):
 
     def state(self) -> Mapping[str, Any]:
         """All state that is not rows, as nested containers whose tensors may alias live memory: ``dense`` (parameters
-        and buffers by
-        name), ``optimizer`` (without the rows' fields), ``fused`` (counters of fused optimizers). Raises SaveError in
-        the
-        middle of a step (a fused update ran since the dense optimizer's last step)."""
+        and buffers by name), ``optimizer`` (without the rows' fields), ``fused`` (counters of fused optimizers), and
+        under ``replicated`` the names of the parameters that all ranks hold alike. Raises SaveError in the middle of a
+        step (a fused update ran since the dense optimizer's last step)."""
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Put back what ``state`` gave, on CPU tensors. Raises MismatchError where names or shapes differ."""
+    def load_state(self, state: Mapping[str, Any], *, strict: bool) -> list[str]:
+        """Put back what ``state`` gave, on CPU tensors.
+
+        Args:
+            strict: False loads what both have; shapes and dtypes must still agree.
+
+        Returns:
+            What differs, a line each; empty if strict.
+
+        Raises:
+            MismatchError: names (strict), shapes or dtypes differ. Nothing is changed then.
+        """
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
         """Make sure that lazily created per-row state exists for the given fields (by table), and return

@@ -27,7 +27,13 @@ class Moment:
 
 
 class When(Protocol):
-    """Decides at step boundaries whether a save is due."""
+    """Decides at step boundaries whether a save is due.
+
+    Attributes:
+        same_on_all_ranks: the answer follows from steps and epochs alone, so that every rank finds it by itself.
+    """
+
+    same_on_all_ranks: bool
 
     def due(self, moment: Moment) -> bool:
         """Whether to save now."""
@@ -38,6 +44,7 @@ class EverySteps:
     """At every step number that ``steps`` divides."""
 
     steps: int
+    same_on_all_ranks = True
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -52,6 +59,7 @@ class EverySeconds:
     """When so many seconds have passed since the last save, or since the run began."""
 
     seconds: float
+    same_on_all_ranks = False
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -64,6 +72,8 @@ class EverySeconds:
 @dataclass(frozen=True)
 class EveryEpoch:
     """At the first step of each new epoch."""
+
+    same_on_all_ranks = True
 
     def due(self, moment: Moment) -> bool:
         return moment.epoch is not None and moment.last_epoch is not None and moment.epoch != moment.last_epoch

@@ -7,7 +7,7 @@ It must not know trackers, policies or which model the tables belong to.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,30 +18,35 @@ import torch
 from incremental_ckpt.codecs import codec_named
 from incremental_ckpt.errors import CorruptionError, MismatchError
 from incremental_ckpt.format import layout
-from incremental_ckpt.format.manifest import RankManifest, State
+from incremental_ckpt.format.manifest import Manifest, RankManifest, State
 from incremental_ckpt.format.replay import Read
 from incremental_ckpt.format.tree import from_tree
 from incremental_ckpt.model import Field, Shard, Table
 from incremental_ckpt.repository import Link, Repository
 from incremental_ckpt.repository.read import TableChain, field_of, read_span
+from incremental_ckpt.sharing import SHARED, united
 
 
 @dataclass(frozen=True)
 class Found:
-    """A chain whose structure is verified: every manifest, every rank manifest, and the size of every pack.
+    """A chain whose structure is verified: every manifest, every rank manifest that is needed, and the size of their
+    packs.
 
     Attributes:
         links: base first.
         tables: per link the rank manifests that tables are read from.
-        state: the rank manifests of the newest checkpoint.
+        state: the rank manifests of the newest checkpoint that this rank's state is read from, its own first.
+        same_ranks: it was saved by as many ranks as there are now.
     """
 
     links: Sequence[Link]
     tables: Sequence[Sequence[RankManifest]]
     state: Sequence[RankManifest]
+    same_ranks: bool
 
     @property
     def bytes(self) -> int:
+        """Size of the packs."""
         return sum(p.size for link in self.tables for rank in link for p in rank.packs)
 
     def shards(self) -> dict[str, list[Shard]]:
@@ -53,29 +58,63 @@ class Found:
         return found
 
 
-def find(repository: Repository, links: Sequence[Link]) -> Found:
-    """Verify the structure of a chain before anything is changed.
+def find(
+    repository: Repository, links: Sequence[Link], live: Sequence[Table], *, rank: int = 0, world_size: int = 1
+) -> Found:
+    """Verify the structure of what a rank needs of a chain, before anything is changed.
+
+    Where the sharding is the same, that is its own manifests and those that hold what all ranks share; else all.
+
+    Args:
+        live: the tables of this rank.
 
     Raises:
         CorruptionError: naming the object.
         NotFoundError: a rank manifest is missing.
     """
-    tables = [repository.rank_manifests(link.tables) for link in links]
-    newest = links[-1]
-    state = tables[-1] if newest.tables is newest.manifest else repository.rank_manifests(newest.manifest)
-    sizes: dict[str, int] = {}
-    for rank in {id(r): r for ranks in (*tables, state) for r in ranks}.values():
-        if rank.rank == 0 or not sizes:
-            sizes |= {o.key: o.size for o in repository.store.list(layout.attempt_prefix(rank.seq, rank.attempt))}
-        for pack in rank.packs:
-            if sizes.get(pack.key) != pack.size:
-                raise CorruptionError(
-                    f"{pack.key} in {repository.store.url} "
-                    + (f"has {sizes[pack.key]} bytes instead of {pack.size}" if pack.key in sizes else "is missing")
-                    + ". Restore it from a copy, or resume an ancestor",
-                    key=pack.key, expected=f"{pack.size} bytes", found=f"{sizes.get(pack.key, 'nothing')}",
-                )  # fmt: skip
-    return Found(links, tables, state)
+    chosen = [_chosen(repository, link.tables, live, rank, world_size) for link in links]
+    newest = links[-1].manifest
+    same_ranks = len(newest.ranks) == world_size
+    if not same_ranks:
+        state = repository.rank_manifests(newest)
+    elif links[-1].tables is newest:
+        state = chosen[-1]
+    else:
+        state = _chosen(repository, newest, live, rank, world_size)
+    own = rank % len(newest.ranks)
+    state = sorted(state, key=lambda r: (r.rank != own, r.rank))
+    for found in {id(r): r for ranks in (*chosen, state) for r in ranks}.values():
+        _check_packs(repository, found)
+    return Found(links, chosen, state, same_ranks)
+
+
+def _chosen(
+    repository: Repository, manifest: Manifest, live: Sequence[Table], rank: int, world_size: int
+) -> list[RankManifest]:
+    """The rank manifests of one checkpoint that hold this rank's shards."""
+    refs = manifest.ranks
+    if manifest.of is None and len(refs) == world_size:
+        own = repository.rank_manifest(refs[rank])
+        if _places(s.shard for s in own.shards) == _places(t.shard for t in live):
+            return [own, *(repository.rank_manifest(ref) for r, ref in enumerate(refs) if ref.shared and r != rank)]
+    return repository.rank_manifests(manifest)
+
+
+def _places(shards: Iterable[Shard]) -> set[tuple[str, int, int, int, int]]:
+    return {(s.table, s.row_start, s.rows, s.col_start, s.cols) for s in shards}
+
+
+def _check_packs(repository: Repository, found: RankManifest) -> None:
+    prefix = layout.rank_manifest_key(found.seq, found.attempt, found.rank).removesuffix(".json")
+    sizes = {o.key: o.size for o in repository.store.list(prefix)} if found.packs else {}
+    for pack in found.packs:
+        if sizes.get(pack.key) != pack.size:
+            raise CorruptionError(
+                f"{pack.key} in {repository.store.url} "
+                + (f"has {sizes[pack.key]} bytes instead of {pack.size}" if pack.key in sizes else "is missing")
+                + ". Restore it from a copy, or resume an ancestor",
+                key=pack.key, expected=f"{pack.size} bytes", found=f"{sizes.get(pack.key, 'nothing')}",
+            )  # fmt: skip
 
 
 def compare_tables(found: Mapping[str, Sequence[Shard]], live: Sequence[Table], *, strict: bool) -> list[str]:
@@ -284,11 +323,24 @@ def _decoded(records: np.ndarray, codec: str, field: Field) -> np.ndarray:
     return records if codec == "raw" else codec_named(codec).decode(records, field)
 
 
-def load_state(repository: Repository, found: Found, rank: int) -> dict[str, Any]:
-    """The named state of a rank: nested containers with CPU tensors of their own memory."""
-    ranks = {r.rank: r for r in found.state}
-    source = ranks.get(rank, found.state[0])
-    return {state.name: _load_one(repository, source, state) for state in source.state}
+def load_state(repository: Repository, found: Found) -> dict[str, Any]:
+    """The named state of this rank, with what all ranks share put back in place: nested containers with CPU tensors of
+    their own memory.
+
+    Where another number of ranks saved, ``found.state[0]`` is the rank whose own state this one takes over, and
+    counters of
+    fused optimizers come from all ranks.
+    """
+    own = found.state[0]
+    state = {s.name: _load_one(repository, own, s) for s in own.state}
+    portions = [state[SHARED]] if SHARED in state else []
+    for other in found.state[1:]:
+        for each in other.state:
+            if each.name == SHARED:
+                portions.append(_load_one(repository, other, each))
+            elif each.name == "fused" and not found.same_ranks:
+                state["fused"] = [*state["fused"], *_load_one(repository, other, each)]
+    return united(state, portions)
 
 
 def _load_one(repository: Repository, source: RankManifest, state: State) -> Any:

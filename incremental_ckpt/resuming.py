@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from incremental_ckpt.errors import CorruptionError, MismatchError, NotFoundError
+from incremental_ckpt.agreement import Report, check_same_call, first_error, make_error, written_error
+from incremental_ckpt.coordinator import Coordinator
+from incremental_ckpt.errors import CheckpointError, CorruptionError, MismatchError, NotFoundError
 from incremental_ckpt.format.manifest import Manifest
 from incremental_ckpt.model import Field, ModelAdapter, Table
 from incremental_ckpt.repository import Listing, Repository
@@ -31,9 +34,10 @@ class Resumed:
 
     Attributes:
         chain: manifests of the replayed chain, base first.
-        newest: the newest checkpoint whose manifest is readable.
+        newest: the newest checkpoint whose manifest is readable (on rank 0; elsewhere the one resumed).
         newest_seq: the highest number, readable or not.
         complete: model and checkpoint have the same tables and parameters.
+        notes: what was put back by a rule instead of bit for bit, a line each.
     """
 
     chain: tuple[Manifest, ...]
@@ -43,10 +47,11 @@ class Resumed:
     passed_over: tuple[tuple[int, str], ...]
     bytes: int
     seconds: float
+    notes: tuple[str, ...]
 
 
 class Resume:
-    """Resumes of one job.
+    """Resumes of one job on one rank. Rank 0 picks the checkpoint; all ranks load it, or all go on to the next.
 
     Args:
         user_state: the caller's objects by name.
@@ -58,9 +63,9 @@ class Resume:
         adapter: ModelAdapter,
         user_state: Mapping[str, Any],
         settings: Settings,
+        coordinator: Coordinator,
         *,
         job: str,
-        rank: int,
         strict: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,8 +73,8 @@ class Resume:
         self._adapter = adapter
         self._user_state = user_state
         self._settings = settings
+        self._coordinator = coordinator
         self._job = job
-        self._rank = rank
         self._strict = strict
         self._clock = clock
         self._markers = 0
@@ -83,78 +88,146 @@ class Resume:
             MismatchError: model and checkpoint differ.
         """
         begun = self._clock()
+        candidates = self._candidates(step) if self._coordinator.rank == 0 else None
+        passed_over: list[tuple[int, str]] = []
+        damage: CorruptionError | None = None
+        while True:
+            pick = self._agreed_pick(step, candidates)
+            if pick is None:
+                if damage is not None:
+                    raise self._nothing_whole(passed_over, damage) from damage
+                return None
+            loaded: tuple[Found, bool, list[str]] | None = None
+            failure: CheckpointError | None = None
+            try:
+                loaded = self._repository.retried(partial(self._load, pick.seq))
+            except CheckpointError as cause:
+                failure = cause
+            damage = self._agreed_failure(step, failure)
+            if damage is None:
+                break
+            log.warning("seq %d cannot be resumed and is passed over: %s", pick.seq, damage)
+            passed_over.append((pick.seq, str(damage)))
+        assert loaded is not None
+        found, complete, notes = loaded
+        for passed, why in passed_over:
+            log.warning("resumed seq %d instead of seq %d, which is damaged: %s", pick.seq, passed, why)
+        for note in notes:
+            log.warning("not bit for bit: %s", note)
+        chain = tuple(link.manifest for link in found.links)
+        return Resumed(
+            chain, pick.newest or chain[-1], pick.newest_seq, complete,
+            tuple(passed_over), found.bytes, self._clock() - begun, tuple(notes),
+        )  # fmt: skip
+
+    def _nothing_whole(self, passed_over: Sequence[tuple[int, str]], damage: CorruptionError) -> CorruptionError:
+        newest, why = passed_over[0]
+        return CorruptionError(
+            f"no checkpoint in {self._repository.store.url} can be resumed: seq {newest} is damaged ({why}) and none "
+            "of its "
+            "ancestors is whole. `ickpt check` lists what can be restored; resume_from_checkpoint(step=...) takes it",
+            key=damage.key, expected=damage.expected, found=damage.found,
+        )  # fmt: skip
+
+    def _candidates(self, step: int | None) -> Iterator[_Pick]:
+        """What rank 0 picks, best first. Each is marked in the store before anything of it is read."""
         listing = self._repository.listing()
         if not listing.seqs:
             if step is not None:
                 raise NotFoundError(f"{self._repository.store.url} holds no checkpoint, so none of step {step}")
-            return None
-        if step is not None:
-            seq = self._repository.find(step).seq
-            return self._resumed(seq, listing, (), begun)
-        return self._newest_whole(listing, begun)
-
-    def _newest_whole(self, listing: Listing, begun: float) -> Resumed:
-        passed_over: list[tuple[int, str]] = []
-        newest = listing.seqs[-1]
-        candidates = iter(self._repository.fallbacks(newest, listing))
-        seq = newest
-        while True:
-            try:
-                return self._resumed(seq, listing, tuple(passed_over), begun)
-            except CorruptionError as damage:
-                log.warning("seq %d cannot be resumed and is passed over: %s", seq, damage)
-                passed_over.append((seq, str(damage)))
-                following = next(candidates, None)
-                if following is None:
-                    raise CorruptionError(
-                        f"no checkpoint in {self._repository.store.url} can be resumed: seq {newest} is damaged "
-                        f"({passed_over[0][1]}) and "
-                        "none of its ancestors is whole. `ickpt check` lists what can be restored; "
-                        "resume_from_checkpoint(step=...) takes it",
-                        key=damage.key, expected=damage.expected, found=damage.found,
-                    ) from damage  # fmt: skip
-                seq = following.seq
-
-    def _resumed(self, seq: int, listing: Listing, passed_over: tuple[tuple[int, str], ...], begun: float) -> Resumed:
+            return
         newest_seq = listing.seqs[-1]
-        self._markers += 1
-        self._repository.write_resume_marker(self._job, self._markers, seq=seq, newest=newest_seq)
-        found, complete = self._repository.retried(lambda: self._load(seq))
-        for passed, why in passed_over:
-            log.warning("resumed seq %d instead of seq %d, which is damaged: %s", seq, passed, why)
-        return Resumed(
-            tuple(link.manifest for link in found.links), self._newest_readable(listing), newest_seq, complete,
-            passed_over, found.bytes, self._clock() - begun,
-        )  # fmt: skip
+        if step is not None:
+            yield self._marked(self._repository.find(step).seq, listing)
+            return
+        yield self._marked(newest_seq, listing)
+        for manifest in self._repository.fallbacks(newest_seq, listing):
+            yield self._marked(manifest.seq, listing)
 
-    def _newest_readable(self, listing: Listing) -> Manifest:
+    def _marked(self, seq: int, listing: Listing) -> _Pick:
+        self._markers += 1
+        self._repository.write_resume_marker(self._job, self._markers, seq=seq, newest=listing.seqs[-1])
+        return _Pick(seq, listing.seqs[-1], self._newest_readable(listing))
+
+    def _newest_readable(self, listing: Listing) -> Manifest | None:
         for seq in reversed(listing.seqs):
             try:
                 return self._repository.manifest(seq)
             except (CorruptionError, NotFoundError):
                 continue
-        raise AssertionError("the checkpoint that was just loaded is readable")
+        return None
 
-    def _load(self, seq: int) -> tuple[Found, bool]:
-        found = find(self._repository, self._repository.links(seq))
+    def _agreed_pick(self, step: int | None, candidates: Iterator[_Pick] | None) -> _Pick | None:
+        """Rank 0's next candidate, on every rank."""
+        report: Report = {"what": "resume", "step": step, "error": None, "pick": None}
+        pick: _Pick | None = None
+        failure: CheckpointError | None = None
+        if candidates is not None:
+            try:
+                pick = next(candidates, None)
+                report["pick"] = [pick.seq, pick.newest_seq] if pick is not None else None
+            except CheckpointError as cause:
+                failure = cause
+                report["error"] = written_error(cause)
+        reports = self._coordinator.meet(report)
+        check_same_call(reports)
+        if (error := first_error(reports, self._coordinator.rank)) is not None:
+            raise failure or error
+        if self._coordinator.rank == 0 or reports[0]["pick"] is None:
+            return pick
+        return _Pick(reports[0]["pick"][0], reports[0]["pick"][1], None)
+
+    def _agreed_failure(self, step: int | None, failure: CheckpointError | None) -> CorruptionError | None:
+        """None where every rank has loaded; the damage where all are to try the next candidate.
+
+        Raises:
+            CheckpointError: on every rank, what no other candidate would help with.
+        """
+        reports = self._coordinator.meet({"what": "loaded", "step": step, "error": written_error(failure)})
+        check_same_call(reports)
+        error = first_error(reports, self._coordinator.rank)
+        if error is None:
+            return None
+        if isinstance(failure, CorruptionError) or (failure is None and isinstance(error, CorruptionError)):
+            others = [r["error"] for r in reports if r["error"] is not None and r["error"][0] != "CorruptionError"]
+            if others:
+                raise make_error(*others[0])
+            damage = failure if isinstance(failure, CorruptionError) else error
+            assert isinstance(damage, CorruptionError)
+            if step is not None:
+                raise damage
+            return damage
+        raise failure or error
+
+    def _load(self, seq: int) -> tuple[Found, bool, list[str]]:
+        rank, world_size = self._coordinator.rank, self._coordinator.world_size
+        found = find(
+            self._repository, self._repository.links(seq), self._adapter.tables(), rank=rank, world_size=world_size
+        )
         shards = found.shards()
         fields: dict[str, tuple[Field, ...]] = {name: parts[0].fields for name, parts in shards.items()}
         tables = self._adapter.prepare_restore(fields)
         differences = compare_tables(shards, tables, strict=self._strict)
-        state = load_state(self._repository, found, self._rank)
+        state = load_state(self._repository, found)
         user = self._user_of(state, seq)
-        differences += self._overlay(state)
-        for difference in differences:
-            log.warning("not strict: %s", difference)
         known: list[Table] = [t for t in tables if t.shard.table in shards]
-        load_tables(self._repository, found, known, threads=self._settings.read_threads)
+        notes = load_tables(self._repository, found, known, threads=self._settings.read_threads)
+        if not found.same_ranks:
+            saved = len(found.links[-1].manifest.ranks)
+            notes.append(
+                f"seq {seq} was saved by {saved} ranks: random generators, buffers and registered objects of rank "
+                f"{rank} are "
+                f"those of rank {found.state[0].rank} then (rank modulo {saved})"
+            )
         rng = state.pop(RNG, None)
-        self._adapter.load_state(state)
+        differences += self._adapter.load_state(state, strict=self._strict)
         for name, value in user.items():
             self._user_state[name].load_state_dict(value)
         if rng is not None:
             restore_rng(rng)  # last: loading may draw random numbers
-        return found, not differences
+        for difference in differences:
+            log.warning("not strict: %s", difference)
+        return found, not differences, notes
 
     def _user_of(self, state: dict[str, Any], seq: int) -> dict[str, Any]:
         user: dict[str, Any] = state.pop(USER, {})
@@ -168,17 +241,9 @@ class Resume:
             )
         return {name: value for name, value in user.items() if name in self._user_state}
 
-    def _overlay(self, state: dict[str, Any]) -> list[str]:
-        """Not strict: what the checkpoint lacks stays as it is in the model, what the model lacks is left out."""
-        if self._strict:
-            return []
-        differences: list[str] = []
-        live = self._adapter.state()
-        for name, current in live.items():
-            if name in state and isinstance(current, Mapping) and isinstance(state[name], Mapping):
-                for absent in current.keys() - state[name].keys():
-                    differences.append(f"{name} {absent} is in the model and not in the checkpoint")
-                for unknown in state[name].keys() - current.keys():
-                    differences.append(f"{name} {unknown} is in the checkpoint and not in the model")
-                state[name] = {k: state[name].get(k, v) for k, v in current.items()}
-        return differences
+
+@dataclass(frozen=True)
+class _Pick:
+    seq: int
+    newest_seq: int
+    newest: Manifest | None

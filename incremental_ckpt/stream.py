@@ -235,6 +235,9 @@ class RowStream:
             for block in self._old.get(table, ()):
                 ids, values = block.on_host()
                 begin = int(np.searchsorted(ids, watermark))
+                if block.first is None and 2 * begin < len(ids):
+                    kept.append(block)  # copying what is left of every block at every packful would be quadratic
+                    continue
                 self._old_bytes -= block.nbytes
                 if begin < len(ids):
                     rows = torch.from_numpy(ids[begin:].copy())

@@ -6,6 +6,7 @@ It must not know tracker, snapshot or store; it hands live tensors up and puts s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from incremental_ckpt.adapters.dense import DenseState
 from incremental_ckpt.adapters.difference import Difference
 from incremental_ckpt.adapters.fbgemm import FusedTables, Place, is_tbe, refuse_unreachable
 from incremental_ckpt.adapters.optimizers import Optimizers, is_fused
-from incremental_ckpt.adapters.walk import join, parameter_names, parameters, walk
+from incremental_ckpt.adapters.walk import join, parameter_names, parameters, synchronised, walk
 from incremental_ckpt.errors import CheckpointError, MismatchError, SaveError
 from incremental_ckpt.model import Field, Mark, Table
 
@@ -101,14 +102,11 @@ class CompositeAdapter:
                 {"shards": [[*place] for place in self._places(source)], "counters": source.counters()}
                 for source in self._fused
             ],
+            "replicated": self._replicated,
         }
 
-    def load_state(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """See ModelAdapter; rows must have been prepared and restored before. Nothing is changed when it raises.
-
-        Args:
-            strict: False loads what both have; shapes and dtypes must still agree.
-        """
+    def load_state(self, state: Mapping[str, Any], *, strict: bool) -> list[str]:
+        """See ModelAdapter; rows must have been prepared and restored before."""
         counters = self._counters_of(state["fused"])
         found = [*self._dense.differences(state["dense"]), *self._optimizers.differences(state["optimizer"])]
         for source, saved in zip(self._fused, counters, strict=True):
@@ -123,6 +121,7 @@ class CompositeAdapter:
             if saved is not None:
                 source.load_counters(saved)
         self._updated_in_backward = False
+        return [] if strict else [d.text for d in found]
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
         for source in self._sources:
@@ -159,7 +158,11 @@ class CompositeAdapter:
                 closed.add(id(module))
             elif torch_nn.gathers_rows(module):
                 plain.append((fqn, module))
+        alike = synchronised(self._model)
         members += torch_nn.table_parameters(plain, holders)
+        members = [replace(m, replicated=m.replicated or id(m.parameter) in alike) for m in members]
+        alike |= {id(m.parameter) for m in members if m.replicated}
+        self._replicated = sorted(name for key, name in names.items() if key in alike)
         self._fused = fused
         self._parameters = torch_nn.ParameterTables(members, self._optimizers)
         self._sources: list[TableSource] = [*fused, self._parameters]

@@ -28,6 +28,7 @@ class TableParameter:
         key: its name there.
         users: every module that shares it.
         may_track: False where rows change in ways that no sparse gradient tells.
+        replicated: all ranks hold it, alike.
     """
 
     table: str
@@ -35,6 +36,7 @@ class TableParameter:
     key: str
     users: tuple[nn.Module, ...]
     may_track: bool
+    replicated: bool = False
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -152,7 +154,7 @@ class ParameterTables:
         live = (weight.data_ptr(), id(weight), *(t.data_ptr() for t in state.values()), *state)
         known = self._tables[index]
         if known is None or live != self._live[index]:
-            known = self._tables[index] = _table(member.table, weight, state, self._tracked[index])
+            known = self._tables[index] = _table(member, weight, state, self._tracked[index])
             self._live[index] = live
         return known
 
@@ -194,9 +196,10 @@ class ParameterTables:
             self._versions[index], self._identities[index] = parameter._version, id(parameter)
 
 
-def _table(name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor], tracked: bool) -> Table:
+def _table(member: TableParameter, weight: torch.Tensor, state: Mapping[str, torch.Tensor], tracked: bool) -> Table:
     # `.data` has a version counter of its own: what is written through this view is no edit of the user's.
     views = {WEIGHT: weight.detach().data, **state}
     fields = tuple(Field(k, str(t.dtype).removeprefix("torch."), t.shape[1]) for k, t in views.items())
     rows, cols = weight.shape
-    return Table(Shard(name, rows, cols, 0, rows, 0, cols, fields), views, tracked)
+    shard = Shard(member.table, rows, cols, 0, rows, 0, cols, fields)
+    return Table(shard, views, tracked, member.replicated)

@@ -83,7 +83,9 @@ def _add_kernel(found: Found, prefix: str, kernel: nn.Module, collection: Any) -
     elif DENSE_TBE_CLASS in class_names(tbe) and collection is not None:
         for name in names:
             member = collection[name]
-            found.parameters.append(TableParameter(join(prefix, name), member, "weight", (), may_track=False))
+            found.parameters.append(
+                TableParameter(join(prefix, name), member, "weight", (), may_track=False, replicated=True)
+            )
     else:
         raise CheckpointError(
             f"{join(prefix, ', '.join(names))}: no way to the rows of a {type(tbe).__name__} is known"

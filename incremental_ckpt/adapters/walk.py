@@ -55,6 +55,20 @@ def parameters(root: nn.Module) -> Iterator[torch.nn.Parameter]:
                 yield parameter
 
 
+def synchronised(root: nn.Module) -> set[int]:
+    """Ids of the parameters that DistributedDataParallel keeps alike on all ranks."""
+    found: set[int] = set()
+    for module in root.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            found |= {id(p) for p in module.parameters() if id(p) not in _left_alone(module)}
+    return found
+
+
+def _left_alone(ddp: nn.parallel.DistributedDataParallel) -> set[int]:
+    ignored = set(getattr(ddp, "parameters_to_ignore", ()))
+    return {id(p) for name, p in ddp.module.named_parameters() if name in ignored}
+
+
 def class_names(thing: object) -> set[str]:
     """Names of the classes of an object, by which it is recognised without importing where they come from."""
     return {c.__name__ for c in type(thing).__mro__}

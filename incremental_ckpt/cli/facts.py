@@ -83,7 +83,8 @@ class TableFacts:
 
     Attributes:
         rows, cols: its shape.
-        shards: the parts that it is saved in.
+        shards: the parts that it is saved in, over all ranks.
+        replicated: every rank holds all of it, and each carries other rows.
         rows_carried: rows in this checkpoint.
         bytes: their records and row ids in the packs.
     """
@@ -92,6 +93,7 @@ class TableFacts:
     rows: int
     cols: int
     shards: int
+    replicated: bool
     fields: tuple[FieldFacts, ...]
     rows_carried: int
     bytes: int
@@ -159,7 +161,9 @@ def _tables(ranks: Sequence[RankManifest]) -> tuple[TableFacts, ...]:
     found: dict[str, TableFacts] = {}
     for part in (part for rank in ranks for part in rank.shards):
         shard = part.shard
-        before = found.get(shard.table) or TableFacts(shard.table, shard.table_rows, shard.table_cols, 0, (), 0, 0)
+        before = found.get(shard.table) or TableFacts(
+            shard.table, shard.table_rows, shard.table_cols, 0, part.replicated, (), 0, 0
+        )
         # Column shards carry the same rows; and rows that a later entry overrides are no further rows.
         carried = sum(part.row_count(entry) for entry in part.entries if entry.field == WEIGHT)
         found[shard.table] = dataclasses.replace(
@@ -259,6 +263,7 @@ def check_json(facts: CheckFacts) -> dict[str, Any]:
         "deep": facts.deep,
         "checkpoints": report.checkpoints,
         "restorable": report.restorable,
+        "damaged": report.damaged,
         "resumes": facts.resumes.seq if facts.resumes else None,
         "problems": [dataclasses.asdict(problem) for problem in report.problems],
         "objects": report.objects,

@@ -33,11 +33,9 @@ class _Console(Console):
 
 def console(stream: TextIO) -> Console:
     """A console for a stream that is coloured only if it is a terminal, whatever FORCE_COLOR says."""
-    terminal = stream.isatty()
     return _Console(
         file=stream,
-        force_terminal=terminal,
-        color_system="auto" if terminal else None,
+        force_terminal=stream.isatty(),
         markup=False,
         highlight=False,
         emoji=False,
@@ -120,10 +118,15 @@ def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
     )
     for table in facts.tables:
         tables.add_row(
-            text.printable(table.name), f"{table.rows:,}", str(table.cols), str(table.shards),
-            ", ".join(_field(field) for field in table.fields), f"{table.rows_carried:,}",
-            text.share(table.rows_carried, table.rows), text.size(table.bytes),
-        )  # fmt: skip
+            text.printable(table.name),
+            f"{table.rows:,}",
+            str(table.cols),
+            f"{table.shards} alike" if table.replicated else str(table.shards),
+            ", ".join(_field(field) for field in table.fields),
+            f"{table.rows_carried:,}",
+            text.share(table.rows_carried, table.rows),
+            text.size(table.bytes),
+        )
     if facts.tables:
         out.print(tables)
     _heading(out, "state", "beside the rows")

@@ -5,6 +5,7 @@ It must not know tables, packs or stores.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,24 @@ import numpy as np
 from incremental_ckpt.codecs.raw import RawCodec
 from incremental_ckpt.errors import FormatError
 from incremental_ckpt.model import Field
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Records, and which of them stand for their rows.
+
+    Attributes:
+        records: ``uint8 [n, record_bytes]``.
+        held: ``bool [n]``: False where the codec cannot hold the row within its bound; such a row goes into a raw entry
+            behind this one, and its record is never read. None: all are held.
+    """
+
+    records: np.ndarray
+    held: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, records: np.ndarray, held: np.ndarray) -> Encoded:
+        return cls(records, None if held.all() else held)
 
 
 class Codec(Protocol):

@@ -110,7 +110,11 @@ class State:
 
 @dataclass(frozen=True)
 class RankManifest:
-    """What one rank wrote for one attempt, or that it failed: its vote."""
+    """What one rank wrote for one attempt, or that it failed: its vote.
+
+    Attributes:
+        rows: rows of tables that it carries, each once (of a table's column shards, those that begin at column 0).
+    """
 
     seq: int
     attempt: str
@@ -121,6 +125,7 @@ class RankManifest:
     packs: tuple[Pack, ...]
     shards: tuple[ShardEntries, ...]
     state: tuple[State, ...]
+    rows: int = 0
 
     @property
     def key(self) -> str:
@@ -134,6 +139,7 @@ class RankManifest:
             "rank": self.rank,
             "world_size": self.world_size,
             "vote": self.vote,
+            "rows": self.rows,
             "error": self.error,
             "packs": [_written_pack(pack) for pack in self.packs],
             "shards": [_written_shard(shard) for shard in self.shards],
@@ -217,6 +223,7 @@ def _rank_manifest(members: Members) -> RankManifest:
         packs=tuple(_pack(pack) for pack in members.objects("packs")),
         shards=tuple(_shard_entries(shard) for shard in members.objects("shards")),
         state=tuple(_state(state) for state in members.objects("state")),
+        rows=members.integer("rows"),
     )
     if manifest.vote == "failed" and (manifest.shards or manifest.state):
         raise MalformedError("a failed vote carries shards or state")

@@ -162,10 +162,10 @@ class Repository:
         return self.retried(read)
 
     def newest_of(self, job: str, after: int) -> Manifest | None:
-        """The newest checkpoint above ``after``, if this job wrote it. What counts is the store, never memory: a put
-        can have landed late."""
-        newest = self.newest_above(after)
-        return newest if newest is not None and newest.job == job else None
+        """The newest checkpoint of this job above ``after``, also where another job has gone on behind it. What counts
+        is the store, never memory: a put can have landed late."""
+        above = (self.manifest(seq) for seq in reversed(self.listing(after).seqs))
+        return next((manifest for manifest in above if manifest.job == job), None)
 
     def newest_above(self, after: int) -> Manifest | None:
         """The newest checkpoint above ``after``, whoever wrote it."""
@@ -181,15 +181,29 @@ class Repository:
         return self.retried(read)
 
     def find(self, step: int) -> Manifest:
-        """The checkpoint of a step; of several the one with the highest seq.
+        """The checkpoint of a step; of several the one with the highest seq. Damaged manifests are passed over with a
+        warning.
 
         Raises:
             NotFoundError: naming the steps that there are.
+            CorruptionError: none that can be read is of this step.
         """
 
         def read() -> Manifest:
-            manifests = [self.manifest(seq) for seq in self.listing().seqs]
+            manifests: list[Manifest] = []
+            damaged: CorruptionError | None = None
+            for seq in self.listing().seqs:
+                try:
+                    manifests.append(self.manifest(seq))
+                except CorruptionError as damage:
+                    log.warning("passing over seq %d in the search for step %d: %s", seq, step, damage)
+                    damaged = damage
             found = [m for m in manifests if m.step == step]
+            if not found and damaged is not None:
+                raise CorruptionError(
+                    f"{self.store.url} has no readable checkpoint of step {step}; it may be the damaged one: {damaged}",
+                    key=damaged.key, expected=damaged.expected, found=damaged.found,
+                ) from damaged  # fmt: skip
             if not found:
                 steps = sorted({m.step for m in manifests})
                 shown = ", ".join(map(str, steps[-20:])) if steps else "none"

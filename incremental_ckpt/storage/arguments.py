@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from incremental_ckpt.errors import CorruptionError, StorageError
 from incremental_ckpt.storage.base import Buffer
 
@@ -38,6 +40,12 @@ def byte_views(parts: Sequence[Buffer]) -> list[memoryview]:
     return [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
 
 
+def check_range(key: str, start: int, end: int | None) -> None:
+    """Raises ValueError for what is no range of any object."""
+    if start < 0 or (end is not None and end < start):
+        raise ValueError(f"not a byte range: {start}:{end} of {key!r}")
+
+
 def range_end(key: str, size: int, start: int, end: int | None) -> int:
     """Where a read of ``start:end`` of an object of ``size`` bytes ends, checked before anything is allocated.
 
@@ -45,8 +53,7 @@ def range_end(key: str, size: int, start: int, end: int | None) -> int:
         CorruptionError: the object is too short.
         ValueError: not a range.
     """
-    if start < 0 or (end is not None and end < start):
-        raise ValueError(f"not a byte range: {start}:{end} of {key!r}")
+    check_range(key, start, end)
     last = size if end is None else end
     if max(start, last) > size:
         raise short_object(key, max(start, last), size)
@@ -71,3 +78,8 @@ def read_target(key: str, into: memoryview, length: int) -> memoryview:
             f"not {'read-only' if into.readonly else 'writable'} and of {into.nbytes}"
         )
     return into.cast("B") if length else into
+
+
+def new_or_given(key: str, length: int, into: memoryview | None) -> memoryview:
+    """Where to read ``length`` bytes to: a new buffer, or ``into`` as ``read_target`` checks it."""
+    return np.empty(length, np.uint8).data if into is None else read_target(key, into, length)

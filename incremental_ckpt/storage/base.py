@@ -31,7 +31,8 @@ class Store(Protocol):
         """How a person names this store."""
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        """Write the concatenation of ``parts``, durably. If the key exists with the same bytes (our own put whose answer was
+        """Write the concatenation of ``parts``, durably. If the key exists with the same bytes (our own put whose
+        answer was
         lost), nothing happens; with other bytes ConflictError is raised and nothing is changed (I2)."""
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> bool:

@@ -14,19 +14,25 @@ from incremental_ckpt.errors import StorageError
 from incremental_ckpt.storage.base import Store
 from incremental_ckpt.storage.local import LocalStore
 from incremental_ckpt.storage.memory import MemoryStore
+from incremental_ckpt.storage.retry import Retry, RetryStore
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
-_KNOWN = "a local path, file:///PATH, memory://NAME"
+_KNOWN = (
+    "a local path, file:///PATH, memory://NAME, s3://BUCKET/PREFIX (extra 's3'), and gs://, az://, hdfs:// and "
+    "whatever else fsspec knows (extra 'fsspec'; fsspec+SCHEME:// for its own file, memory and s3)"
+)
+_FSSPEC = "fsspec+"
 
 
-def open_store(url: str | os.PathLike[str] | Store, *, read_only: bool = False) -> Store:
+def open_store(url: str | os.PathLike[str] | Store, *, read_only: bool = False, retry: Retry | None = None) -> Store:
     """The store that a URL or a local path names; a Store is handed back as it is. Creates nothing.
 
     Args:
         read_only: never write, and do not ask whether the place could be written.
+        retry: how stores behind a network repeat what failed; a Store that is handed in is not wrapped.
 
     Raises:
-        StorageError: no such kind of store, or the place cannot be written (unless ``read_only``).
+        StorageError: no such kind of store, the place cannot be read, or (unless ``read_only``) not written.
         TypeError: neither a URL, nor a path, nor a Store.
     """
     if not isinstance(url, (str, os.PathLike)):
@@ -44,7 +50,36 @@ def open_store(url: str | os.PathLike[str] | Store, *, read_only: bool = False) 
         return LocalStore(_file_path(text), read_only=read_only)
     if scheme == "memory":
         return MemoryStore(parsed["rest"])
-    raise StorageError(f"cannot open {text!r}: no store for the scheme {scheme!r}. Known are: {_KNOWN}")
+    retry = Retry() if retry is None else retry
+    if scheme == "s3":
+        return RetryStore(_s3_store(text, read_only, retry), retry)
+    fsspec_url = text[len(_FSSPEC) :] if scheme.startswith(_FSSPEC) else text
+    return RetryStore(_fsspec_store(fsspec_url, read_only, f"cannot open {text!r}"), retry)
+
+
+def _s3_store(url: str, read_only: bool, retry: Retry) -> Store:
+    try:
+        from incremental_ckpt.storage.s3 import S3Store
+    except ImportError as error:
+        raise StorageError(
+            f"cannot open {url!r}: {error}. S3 needs boto3: pip install 'incremental-ckpt[s3]'"
+        ) from error
+    return S3Store(url, read_only=read_only, retry=retry)
+
+
+def _fsspec_store(url: str, read_only: bool, refusal: str) -> Store:
+    scheme = url.partition(":")[0]
+    try:
+        from incremental_ckpt.storage.fsspec import FsspecStore, UnknownSchemeError
+    except ImportError as error:
+        raise StorageError(
+            f"{refusal}: no store for the scheme {scheme!r} without fsspec: pip install 'incremental-ckpt[fsspec]'. "
+            f"Known are: {_KNOWN}"
+        ) from error
+    try:
+        return FsspecStore(url, read_only=read_only)
+    except UnknownSchemeError as error:
+        raise StorageError(f"{refusal}: no store for the scheme {scheme!r}. Known are: {_KNOWN}") from error
 
 
 def _file_path(url: str) -> Path:

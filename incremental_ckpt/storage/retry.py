@@ -18,11 +18,13 @@ T = TypeVar("T")
 _MOST_DOUBLINGS = 30
 
 
+class GivenUpError(StorageError):
+    """The time for retries is up. Nobody further out tries again."""
+
+
 @dataclass(frozen=True)
 class Retry:
     """When to try again. The pause before try n+1 is a random share of ``first * 2**(n-1)``, at most ``longest``.
-
-    There is no bound on the number of tries: policies may be nested, and the outermost deadline bounds them all.
 
     Attributes:
         first: seconds, the longest pause before the second try.
@@ -50,7 +52,7 @@ class Retry:
             try:
                 return operation()
             except StorageError as error:
-                if not error.retryable:
+                if not error.retryable or isinstance(error, GivenUpError):
                     raise
                 tries += 1
                 pause = self.uniform() * min(self.longest, self.first * 2 ** min(tries - 1, _MOST_DOUBLINGS))
@@ -58,7 +60,8 @@ class Retry:
                 if spent + pause >= self.within:
                     if tries == 1:
                         raise
-                    raise StorageError(f"{error} (given up after {tries} tries in {spent:.1f} s)", retryable=True) from error
+                    told = f"{error} (given up after {tries} tries in {spent:.1f} s)"
+                    raise GivenUpError(told, retryable=True) from error
             self.sleep(pause)
 
 

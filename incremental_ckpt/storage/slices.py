@@ -42,7 +42,7 @@ def checksum(views: Sequence[memoryview]) -> int:
 
 
 class Upload(io.RawIOBase):
-    """A seekable file of some views whose reads are views too.
+    """A seekable file of some views, whose reads are views too.
 
     Args:
         meanwhile: called before every read; what it raises breaks the upload off.
@@ -58,14 +58,12 @@ class Upload(io.RawIOBase):
         return self._content.size
 
     def read(self, size: int = -1) -> memoryview:  # type: ignore[override]
-        """At most ``size`` bytes, all of one view; fewer do not mean the end, none do."""
+        """The next ``size`` bytes (all if negative): a view, or a copy where they are in several; b'' at the end."""
         self._meanwhile()
         end = self._content.size if size < 0 else min(self._at + size, self._content.size)
         found = self._content.between(self._at, end)
-        if not found:
-            return memoryview(b"")
-        self._at += found[0].nbytes
-        return found[0]
+        self._at = max(self._at, end)
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._content.size}[whence]

@@ -186,6 +186,20 @@ class StoreTests:
                 assert won.count(True) == 1
                 assert bytes(stores[0].get(key)) == b"racer %d" % won.index(True)
 
+    def test_of_concurrent_large_put_if_absent_exactly_one_succeeds(self, connect: Callable[[], Store]) -> None:
+        racers = 3
+        barrier = threading.Barrier(racers)
+        stores = [connect() for _ in range(racers)]
+
+        def race(racer: int) -> bool:
+            barrier.wait()
+            return stores[racer].put_if_absent("a/b", [bytes([racer]) * BIG])
+
+        with ThreadPoolExecutor(racers) as pool:
+            won = list(pool.map(race, range(racers)))
+        assert won.count(True) == 1
+        assert stores[0].get("a/b") == bytes([won.index(True)]) * BIG
+
     def test_concurrent_puts_of_the_same_bytes_all_succeed(self, connect: Callable[[], Store]) -> None:
         racers = 4
         barrier = threading.Barrier(racers)

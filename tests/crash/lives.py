@@ -1,4 +1,4 @@
-"""A training run that dies and starts again: one script of steps and saves, and the lives of the processes that carry it out.
+"""A training run that dies and starts again: a script of steps and saves, and the lives that carry it out.
 
 It must not know how anything is stored; it compares what comes back with a run that nobody interrupted.
 """
@@ -16,7 +16,7 @@ from incremental_ckpt import Checkpointer, CheckpointError, SaveHandle, Settings
 from incremental_ckpt.storage import MemoryStore, Store
 from incremental_ckpt.testing import Crash, CrashStore
 
-TINY = Settings(pack_bytes=1500, entry_bytes=512, preimage_bytes=2000, idle_priority=False, read_threads=1)
+TINY = Settings(pack_bytes=2500, entry_bytes=1024, preimage_bytes=2000, idle_priority=False, read_threads=1)
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,10 @@ def swaps(objects: Objects) -> Iterator[tuple[str, Objects]]:
 def test_damage_to_any_object_gives_a_typed_error_or_a_right_state(
     past: Past, damage: Any, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    victim = Victim(request.node.callspec.params["past"])
-    outcomes = [judge(past, victim, objects, what, caplog) for what, objects in damage(past.objects)]
+    run_layout = request.node.callspec.params["past"]
+    victim = Victim(run_layout)
+    cases = list(damage(past.objects))[:: 1 if run_layout == "adagrad" else 3]
+    outcomes = [judge(past, victim, objects, what, caplog) for what, objects in cases]
     assert {"error", "newest", "ancestor"} >= set(outcomes)
     assert outcomes.count("ancestor") > 10, "the fallback is hardly tried"
     assert outcomes.count("newest") > 10, "objects that the newest does not need are damaged as well"
@@ -135,7 +137,7 @@ def test_damage_to_any_object_gives_a_typed_error_or_a_right_state(
 def test_swapped_objects_give_a_typed_error_or_a_right_state(caplog: pytest.LogCaptureFixture) -> None:
     past = make_past("adagrad")
     victim = Victim("adagrad")
-    outcomes = [judge(past, victim, objects, what, caplog) for what, objects in list(swaps(past.objects))[::3]]
+    outcomes = [judge(past, victim, objects, what, caplog) for what, objects in list(swaps(past.objects))[::4]]
     assert outcomes.count("ancestor") > 10
     print({o: outcomes.count(o) for o in set(outcomes)})
 

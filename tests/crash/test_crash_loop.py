@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import TINY, Script, live, writes_of
+from lives import Script, live, writes_of
 from small_runs import assert_same, truth
 
 from incremental_ckpt import Repository, Settings
 from incremental_ckpt.storage import LocalStore, MemoryStore, Store
 from incremental_ckpt.testing import CrashStore
 
-MIXED = {1: "consecutive", 2: "consecutive", 3: "one-shot", 4: "one-shot", 5: "consecutive", 6: "full", 7: "consecutive"}
+MIXED = {1: "consecutive", 2: "one-shot", 3: "consecutive", 4: "full", 5: "consecutive"}
 STREAMED = Settings(
-    pack_bytes=1500, entry_bytes=512, snapshot_bytes=1, preimage_bytes=900, idle_priority=False, read_threads=1
+    pack_bytes=2500, entry_bytes=1024, snapshot_bytes=1, preimage_bytes=900, idle_priority=False, read_threads=1
 )
 SCRIPTS = {
-    "adagrad, every save waited for": Script("adagrad", 8, MIXED, frozenset(MIXED)),
-    "fused, saves in the background": Script("fused", 8, MIXED, frozenset()),
+    "adagrad, every save waited for": Script("adagrad", 6, MIXED, frozenset(MIXED)),
+    "fused, saves in the background": Script("fused", 6, MIXED, frozenset()),
     "sparse adam, some waited for": Script("sparse_adam", 6, {1: "full", 2: "one-shot", 4: "consecutive"}, frozenset({2})),
     "dense gradients, streamed deltas": Script(
-        "dense_gradients", 6, {1: "intermittent", 3: "consecutive", 5: "intermittent"}, frozenset({3}), STREAMED
+        "dense_gradients", 6, {1: "intermittent", 3: "consecutive", 5: "one-shot"}, frozenset({3}), STREAMED
     ),
 }
 TRUTHS = {name: truth(script.layout, script.steps) for name, script in SCRIPTS.items()}
@@ -56,7 +56,7 @@ def die_everywhere(script: Script, states: Sequence[Mapping[str, Any]], new_stor
             assert heir.state is not None, "the run cannot go on"
             assert (heir.resumed or 0) == max(survivors, default=0)
             assert_same(heir.state, states[script.steps])
-            steps = [i.step for i in whole(store).checkpoints()]
+            steps = [i.step for i in Repository(store).checkpoints()]
             assert steps == sorted(script.saves), "a save was lost or made twice"
     return deaths
 
@@ -64,7 +64,7 @@ def die_everywhere(script: Script, states: Sequence[Mapping[str, Any]], new_stor
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_death_at_any_write_leaves_a_right_state_and_the_run_goes_on(name: str) -> None:
     deaths = die_everywhere(SCRIPTS[name], TRUTHS[name], MemoryStore)
-    assert deaths >= 30
+    assert deaths >= 20
     print(f"{deaths} deaths")
 
 
@@ -80,7 +80,7 @@ def test_deaths_of_life_after_life_never_lose_ground() -> None:
     name = "adagrad, every save waited for"
     script, states = SCRIPTS[name], TRUTHS[name]
     deaths = 0
-    for stride in (5, 7, 9):
+    for stride in (11, 13):
         store, ground = MemoryStore(), 0
         for number in range(200):
             dying = CrashStore(store, die_at=stride + number % 3, landed=bool(number % 2))
@@ -93,10 +93,5 @@ def test_deaths_of_life_after_life_never_lose_ground() -> None:
             deaths += 1
         assert life.state is not None, "the run never ends"
         assert_same(life.state, states[script.steps])
+    assert deaths >= 6
     print(f"{deaths} deaths")
-
-
-def test_tiny_packs_make_a_base_of_many_writes() -> None:
-    name = "adagrad, every save waited for"
-    assert writes_of(SCRIPTS[name], MemoryStore(), TRUTHS[name]) > 3 * len(MIXED)
-    assert TINY.pack_bytes < 2000

@@ -32,10 +32,11 @@ class Moment:
         return f"{self.seconds * 1e3:.0f} ms after {event}"
 
 
-def draw(rng: random.Random) -> Moment:
-    after = rng.choices(("start", "training", "object"), weights=(1, 3, 4))[0]
-    longest = {"start": 12.0, "training": 3.0, "object": 0.05}[after]
-    return Moment(after, rng.uniform(0, longest), rng.randint(1, 12))
+def draw(rng: random.Random, life: float) -> Moment:
+    """life: seconds that an uninterrupted run takes."""
+    after = rng.choices(("start", "training", "object"), weights=(1, 2, 5))[0]
+    longest = {"start": life, "training": life / 2, "object": 0.05}[after]
+    return Moment(after, rng.uniform(0, longest), rng.randint(1, 30))
 
 
 def objects(store: Path) -> int:
@@ -89,11 +90,13 @@ def main() -> int:
     command += ["--save-every", str(arguments.save_every), "--batch-size", str(arguments.batch_size)]
     with_store = [*command, "--store", str(store), "--kind", arguments.kind]
     try:
+        began = time.monotonic()
         uninterrupted = digest_of(command)
+        life = time.monotonic() - began
         print(f"uninterrupted: digest {uninterrupted}", flush=True)
         kills = 0
         while kills < arguments.kills:
-            moment = draw(rng)
+            moment = draw(rng, life)
             killed = live_and_die(with_store, store, moment, folder / "stderr")
             kills += killed
             manifests = len(list(store.glob("manifests/*.json")))

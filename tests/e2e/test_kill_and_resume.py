@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -66,10 +66,10 @@ class Run:
         assert process.exitcode == 0, text
         return text.splitlines()[-1].removeprefix("digest ")
 
-    def kill(self, when: Callable[[], bool], seconds: float) -> bool:
-        """Whether the process was still there to be killed, some seconds after the condition first held."""
+    def kill(self, *, objects: int, manifests: int, seconds: float) -> bool:
+        """Kill so long after the store holds that many; False if the process had finished before."""
         process = self._begin()
-        while process.is_alive() and not when():
+        while process.is_alive() and (self.objects() < objects or self.manifests() < manifests):
             time.sleep(0.001)
         process.join(seconds)
         process.kill()
@@ -109,12 +109,7 @@ def test_a_run_killed_at_random_moments_ends_like_one_that_never_stopped(
     for checkpoints in (0, 1):
         # Soon after a new object, which is often in the middle of a save: that is where it would hurt.
         objects = run.objects() + rng.randint(1, 14)
-        assert run.kill(
-            lambda objects=objects, checkpoints=checkpoints: (
-                run.objects() >= objects and run.manifests() >= checkpoints
-            ),
-            rng.uniform(0, 0.03),
-        )
+        assert run.kill(objects=objects, manifests=checkpoints, seconds=rng.uniform(0, 0.03))
     assert run.finish() == uninterrupted
 
 

@@ -1,4 +1,4 @@
-"""The schedules of protocol_model.py driven through the real code: jobs, readers, crashes, lost and late writes, damage, and an oracle.
+"""The schedules of protocol_model.py driven through the real code: jobs of one and two ranks, readers, crashes, lost and late writes, damage, and an oracle.
 
 A run is a function of its seed. Jobs use the real Checkpointer over a store in memory; each store operation of each of their threads waits
 until the scheduler lets it happen. What is checked, after every write and at the end of the run:
@@ -20,23 +20,25 @@ until the scheduler lets it happen. What is checked, after every write and at th
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import schedule
 import torch
-from schedule import Actor, Inline, TurnCondition, TurnEvent, Violation, begin_run
+import turns
+from turns import Actor, Inline, TurnCondition, TurnEvent, Violation, begin_run
 
-from incremental_ckpt import checkpointer, restore, resuming, saving, stream
+from incremental_ckpt import checkpointer, flight, planning, restore, resuming, saving, stream
 from incremental_ckpt.checkpointer import Checkpointer
-from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, SaveError, StorageError
+from incremental_ckpt.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, SaveError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest
 from incremental_ckpt.model import Field, Shard, Table
@@ -49,20 +51,22 @@ TABLES = (("wide", 4, True), ("narrow", 3, True), ("whole", 1, False))
 FIELDS = (Field("weight", "int64", 1), Field("momentum", "int64", 1))
 WRITES = ("put", "put_if_absent", "delete")
 State = dict[str, Any]
+"""By ``table.field`` the value of each row; else what the thing is called."""
 
 
 class Model:
-    """A ModelAdapter of its own: tables whose updates can be interrupted half way, a dense tensor, and a reader's position."""
+    """A ModelAdapter of its own, and a reader: tables whose updates can be interrupted half way, a dense tensor, a position.
 
-    def __init__(self) -> None:
-        self._tables = [
-            Table(
-                Shard(name, rows, 1, 0, rows, 0, 1, FIELDS),
-                {f.name: torch.zeros((rows, 1), dtype=torch.int64) for f in FIELDS},
-                tracked,
-            )
-            for name, rows, tracked in TABLES
-        ]
+    Two tables lie spread over the ranks by rows; the third is on every rank alike, and nobody announces its updates.
+    """
+
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        self._tables = []
+        for name, rows, tracked in TABLES:
+            begin, end = (rows * rank // ranks, rows * (rank + 1) // ranks) if tracked else (0, rows)
+            tensors = {f.name: torch.zeros((end - begin, 1), dtype=torch.int64) for f in FIELDS}
+            shard = Shard(name, rows, 1, begin, end - begin, 0, 1, FIELDS)
+            self._tables.append(Table(shard, tensors, tracked, replicated=not tracked))
         self.dense = torch.zeros(2, dtype=torch.int64)
         self.position = 0
         self._mark: Callable[[int, torch.Tensor], None] | None = None
@@ -77,10 +81,11 @@ class Model:
         self._mark = None
 
     def state(self) -> State:
-        return {"dense": {"weight": self.dense}}
+        return {"dense": {"weight": self.dense}, "optimizer": {}, "fused": [], "replicated": ("weight",)}
 
-    def load_state(self, state: State) -> None:
+    def load_state(self, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
         self.dense.copy_(state["dense"]["weight"])
+        return []
 
     def prepare_restore(self, fields: object) -> Sequence[Table]:
         return self._tables
@@ -88,14 +93,17 @@ class Model:
     def state_dict(self) -> State:
         return {"position": self.position}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.position = state["position"]
 
-    def train(self, rng: random.Random, value: int, pause: Callable[[], None]) -> None:
+    def train(self, batch: Mapping[str, Sequence[int]], value: int, pause: Callable[[], None]) -> None:
+        """Give rows (global ids by table) a new value."""
         for index, table in enumerate(self._tables):
-            rows = torch.tensor(sorted(rng.sample(range(table.shard.rows), rng.choice((0, 1, 1, min(2, table.shard.rows))))))
-            if not rows.numel():
+            begin = table.shard.row_start
+            own = [row - begin for row in batch[table.shard.table] if 0 <= row - begin < table.shard.rows]
+            if not own:
                 continue
+            rows = torch.tensor(own)
             if table.tracked:
                 assert self._mark is not None
                 self._mark(index, rows)
@@ -107,16 +115,28 @@ class Model:
         self.position += 1
 
     def snapshot(self) -> State:
-        found: State = {
-            f"{t.shard.table}.{name}": live.ravel().tolist() for t in self._tables for name, live in t.tensors.items()
-        }
+        found: State = {}
+        for table in self._tables:
+            for name, live in table.tensors.items():
+                found[f"{table.shard.table}.{name}"] = dict(enumerate(live.ravel().tolist(), table.shard.row_start))
         return {**found, "dense": self.dense.tolist(), "position": self.position}
+
+
+def united(parts: Sequence[State]) -> State:
+    """The state of a job from those of its ranks."""
+    whole = dict(parts[0])
+    for part in parts[1:]:
+        for name, value in part.items():
+            if "." in name:
+                whole[name] = whole[name] | value
+    return whole
 
 
 @dataclass
 class Mix:
     """How likely things are in one run; each seed has its own mixture (swarm testing)."""
 
+    ranks: Sequence[int] = (1,)
     lost_answers: float = 0.02
     failed_reads: float = 0.0
     fates: Sequence[str] = ("now", "late", "late", "never")
@@ -137,6 +157,7 @@ class Mix:
     @classmethod
     def drawn(cls, rng: random.Random, focus: int) -> Mix:
         mix = cls(
+            ranks=rng.choice(((1,), (1,), (2,), (1, 2))),
             lost_answers=rng.choice((0.0, 0.01, 0.04, 0.15)),
             failed_reads=rng.choice((0.0, 0.0, 0.0, 0.02)),
             tries=rng.choice((1, 1, 2)),
@@ -144,7 +165,9 @@ class Mix:
             crash=0.004 * rng.choice((0.3, 1, 2)),
             late=0.02 * rng.choice((0.3, 1, 3)),
             reader=0.01 * rng.choice((0, 0.5, 1)),
-            kinds=rng.choice((cls.kinds, ("full", "one-shot"), ("consecutive", "one-shot"), ("consecutive",), ("one-shot",))),
+            kinds=rng.choice(
+                (cls.kinds, ("full", "one-shot"), ("consecutive", "one-shot"), ("consecutive",), ("one-shot",))
+            ),
             pauses_in_copies=rng.random() < 0.5,
             settings=Settings(
                 pack_bytes=rng.choice((1, 128, 256, 1024)),
@@ -153,11 +176,13 @@ class Mix:
                 preimage_bytes=rng.choice((1, 48, 1 << 20, 1 << 20)),
                 stream=rng.random() < 0.8,
                 read_threads=1,
+                vote_timeout=rng.choice((0.03, 0.3)),
                 idle_priority=False,
             ),
         )
         if focus == 0:
-            mix.damage, mix.damage_manifests, mix.crash, mix.older = 0.01, rng.random() < 0.3, 0.01, 0.6
+            mix.damage, mix.damage_manifests, mix.crash, mix.older = 0.02, rng.random() < 0.3, 0.01, 0.6
+            mix.ranks = rng.choice(((1,), (1,), (2,)))
             mix.kinds = ("full", "full", "consecutive", "one-shot")
         if focus == 1:
             mix.crash, mix.rival = 0.012, 0.01
@@ -178,41 +203,101 @@ class SharedStore(FaultStore):
 
 
 class Job:
-    """A training process: resumes, trains, saves in the background, until it dies, loses or is told to end."""
+    """A training run: its ranks resume, train and save together, until they die, lose or are told to end.
 
-    def __init__(self, world: World, name: str, step: int | None) -> None:
+    Attributes:
+        decisions: what the job does next, for all its ranks alike.
+        faults: how often the store has failed it.
+    """
+
+    def __init__(self, world: World, name: str, step: int | None, ranks: int) -> None:
         self.world, self.name, self.wanted_step = world, name, step
-        self.rng = world.rng
-        self.model = Model()
+        self.ranks = [Rank(self, rank, ranks) for rank in range(ranks)]
         self.id = ""
-        self.steps = 0
         self.trail: tuple[str, ...] = ()
         self.own: list[str] = []
         self.asleep = False
+        self.decisions: list[Any] = []
+        self.meetings: list[dict[int, str]] = []
         self.faults = 0
-        self.resuming = False
-        self.handle: saving.SaveHandle | None = None
-        self.attempt = ""
         self.failures: list[Exception] = []
         self.told: list[Exception] = []
+
+    @property
+    def busy(self) -> bool:
+        return any(r.handle is not None and not r.handle.done() for r in self.ranks)
+
+    def told_of_conflict(self) -> None:
+        world = self.world
+        own = max((s for s, a in world.legit.items() if world.job_of[a] == self.name), default=0)
+        lost = any(s > own and world.job_of[a] != self.name for s, a in world.legit.items())
+        world.expect(lost, "CONFLICT", f"{self.name} is told that it lost, and nobody else committed")
+        world.count["conflicts"] += 1
+
+    def closed(self) -> None:
+        for error in self.failures:
+            if isinstance(error, SaveError):
+                times = sum(t is error for t in self.told)
+                self.world.expect(times == 1, "TOLD", f"{self.name}: {error!r} was raised {times} times")
+
+
+class Meeting:
+    """A Coordinator: ranks wait for each other by giving the turn away."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.world_size = rank.number, rank.of
+        self._job = rank.job
+        self._met = 0
+
+    def meet(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        if len(self._job.meetings) == self._met:
+            self._job.meetings.append({})
+        reports = self._job.meetings[self._met]
+        self._met += 1
+        reports[self.rank] = json.dumps(report)
+        if len(reports) < self.world_size:
+            turns.turns.pause(lambda: len(reports) == self.world_size)
+        return [json.loads(reports[rank]) for rank in range(self.world_size)]
+
+
+class Rank:
+    """One process of a job."""
+
+    def __init__(self, job: Job, number: int, of: int) -> None:
+        self.job, self.world, self.number, self.of = job, job.world, number, of
+        self.name = f"{job.name}, rank {number}"
+        self.model = Model(number, of)
+        self.meeting = Meeting(self)
+        self.steps = 0
+        self.decided = 0
+        self.resuming = False
+        self.handle: flight.SaveHandle | None = None
+        self.attempt = ""
         self.faults_before = 0
 
     def main(self) -> None:
         try:
             self.open()
-        except StorageError:
-            return
-        try:
-            if not self.resume(self.wanted_step):
+            if self.resume(self.job.wanted_step):
+                while not self.decide(lambda: self.world.quiet):
+                    self.turn()
+                self.finish()
+                self.close()
                 return
-            while not self.world.quiet:
-                self.turn()
-            self.finish()
         except ConflictError:
-            self.told_of_conflict()
+            self.job.told_of_conflict()
+            self.close()
         except (NotFoundError, StorageError):
-            return
-        self.close()
+            pass
+        self.world.end(self.job, but=self.name)
+
+    def decide(self, draw: Callable[[], Any]) -> Any:
+        """The same answer on every rank, given by the first that asks."""
+        decisions = self.job.decisions
+        if len(decisions) == self.decided:
+            decisions.append(draw())
+        self.decided += 1
+        return decisions[self.decided - 1]
 
     def open(self) -> None:
         self.checkpointer = Checkpointer(
@@ -223,26 +308,28 @@ class Job:
             clock=self.world.clock,
         )
         atexit.unregister(self.checkpointer.close)
-        self.id = self.world.ids[-1]
+        self.job.id = self.checkpointer._resume._job
 
     def through(self, op: Op, perform: Perform) -> Any:
-        for attempt in range(self.world.mix.tries):
+        tries = self.world.mix.tries if op.kind != "list" else 1
+        for attempt in range(tries):
             try:
                 return self.world.through(op, perform, self)
             except StorageError:
-                if attempt + 1 == self.world.mix.tries or op.kind == "list":
+                if attempt + 1 == tries:
                     raise
         raise AssertionError
 
     def resume(self, step: int | None) -> bool:
         """False if this process ends here."""
-        world = self.world
+        world, job = self.world, self.job
         newest_before = max(world.legit, default=0)
-        self.resuming, self.wanted_step = True, step
+        self.resuming = True
         try:
             progress = self.checkpointer.resume_from_checkpoint(step)
         except CorruptionError as error:
-            world.judge_corruption(error, step)
+            if self.number == 0:
+                world.judge_corruption(error, step)
             return False
         finally:
             self.resuming = False
@@ -250,104 +337,124 @@ class Job:
             world.expect(not newest_before, "READ", "an old store is called empty")
             return True
         attempt = world.verify(progress.seq, {**self.model.snapshot(), "step": progress.step})
-        marker = max(world.markers(self.id), key=lambda m: m.n)
-        world.expect(marker.seq == progress.seq, "MARKER", f"{self.name} resumed {progress.seq}, its marker says {marker.seq}")
-        if step is None:
-            world.expect(marker.newest >= newest_before, "READ", f"{marker.newest} was taken for the newest, not {newest_before}")
-            newest = world.legit[marker.newest]
-            world.expect(attempt in (*world.trail[newest], newest), "READ", f"{progress.seq} is no ancestor of {marker.newest}")
-            world.expect(progress.seq == marker.newest or bool(world.damaged), "READ", "passed over a whole checkpoint")
         self.steps = progress.step
-        self.trail, self.own = (*world.trail[attempt], attempt), []
+        if self.number != 0:
+            return True
+        marker = max(world.markers(job.id), key=lambda m: m.n)
+        world.expect(marker.seq == progress.seq, "MARKER", f"{job.name} resumed {progress.seq}, its marker says {marker.seq}")
+        if step is None:
+            world.expect(
+                marker.newest >= newest_before, "READ", f"{marker.newest} was taken for the newest, not {newest_before}"
+            )
+            newest = world.legit[marker.newest]
+            world.expect(
+                attempt in (*world.trail[newest], newest), "READ", f"{progress.seq} is no ancestor of {marker.newest}"
+            )
+            whole = progress.seq == marker.newest or bool(world.damaged)
+            world.expect(whole, "READ", "a whole checkpoint was passed over")
+            world.count["fallbacks"] += progress.seq != marker.newest
+        job.trail, job.own = (*world.trail[attempt], attempt), []
         world.count["resumes"] += 1
-        world.count["fallbacks"] += step is None and progress.seq != marker.newest
+        world.count["resharded"] += world.manifests[progress.seq].world_size != self.of
         return True
 
     def train(self) -> None:
-        world = self.world
-        self.model.train(self.rng, next(world.ticks), world.pause)
+        batch, value = self.decide(self.world.batch)
+        self.model.train(batch, value, self.world.pause)
         self.steps += 1
 
     def turn(self) -> None:
-        world, rng = self.world, self.rng
-        for _ in range(rng.choice((1, 1, 2))):
+        job, mix = self.job, self.world.mix
+        for _ in range(self.decide(lambda: self.world.rng.choice((1, 1, 2)))):
             self.train()
-            world.pause()
-        busy = self.handle is not None and not self.handle.done()
-        if busy and rng.random() < 0.9:
-            return
+            self.world.pause()
+        deed = self.decide(self.next_deed)
         try:
-            if rng.random() < world.mix.resume_again and world.legit:
-                if not self.resume(world.wanted()):
-                    raise NotFoundError("given up")
-                return
-            if self.handle is not None and rng.random() < 0.2 and not any(self.handle._error is t for t in self.told):
+            if deed[0] == "resume":
+                if not self.resume(deed[1]):
+                    raise NotFoundError("this process ends")
+            elif deed[0] == "wait" and self.handle is not None and not any(self.handle._error is t for t in job.told):
                 self.handle.wait()
-            self.save(rng.choice(world.mix.kinds))
+            elif deed[0] == "save":
+                self.save(deed[1])
         except SaveError as error:
-            self.told.append(error)
+            self.tell(error)
+
+    def next_deed(self) -> tuple[str, Any]:
+        world, rng = self.world, self.world.rng
+        if self.job.busy and rng.random() < 0.9:
+            return "train", None
+        if world.legit and rng.random() < world.mix.resume_again:
+            return "resume", world.wanted()
+        if rng.random() < 0.1:
+            return "wait", None
+        return "save", rng.choice(world.mix.kinds)
 
     def save(self, kind: str) -> None:
-        world = self.world
-        faults_before = self.faults
+        world, job = self.world, self.job
+        faults_before = job.faults
         try:
-            self.handle = self.checkpointer.save_checkpoint(self.steps, kind=kind)  # type: ignore[arg-type]
+            handle = self.checkpointer.save_checkpoint(self.steps, kind=kind)  # type: ignore[arg-type]
         except SaveError as error:
-            if not any(error is f for f in self.failures):
-                world.expect(self.faults > faults_before or bool(world.damaged), "TOLD", f"no cause for {error!r}")
+            known = any(error is f for f in job.failures) or self.number != 0
+            world.expect(known or job.faults > faults_before or bool(world.damaged), "TOLD", f"no cause for {error!r}")
             raise
-        self.faults_before = self.faults
-        self.attempt = world.ids[-1]
-        world.oracle[self.attempt] = {**self.model.snapshot(), "step": self.steps}
-        world.trail[self.attempt] = (*self.trail, *self.own)
-        world.job_of[self.attempt] = self.name
-        self.own.append(self.attempt)
+        begun = self.checkpointer._saver._flight
+        assert begun is not None
+        self.handle, self.attempt, self.faults_before = handle, begun.attempt.attempt, job.faults
+        part = {**self.model.snapshot(), "step": self.steps}
+        others = [world.oracle[self.attempt]] if self.attempt in world.oracle else []
+        world.oracle[self.attempt] = united([*others, part])
+        world.job_of[self.attempt] = job.name
+        if not others:
+            world.trail[self.attempt] = (*job.trail, *job.own)
+            job.own.append(self.attempt)
 
     def carried_out(self) -> None:
         """The background thread is done with the attempt."""
-        world, handle = self.world, self.handle
+        world, job, handle = self.world, self.job, self.handle
         assert handle is not None
         world.turns.alive()
-        world.expect(handle.done(), "LIVE", "an attempt ended and its handle is not done")
+        if not handle.done():
+            world.expect(self.number != 0, "LIVE", "an attempt ended and its handle is not done")
+            return
         if (error := handle._error) is None:
             world.acknowledge(handle.seq, self.attempt, self.name)
             return
-        self.failures.append(error)
-        there = world.legit.get(handle.seq)
-        excused = self.faults > self.faults_before or there is not None or bool(world.damaged)
+        excused = job.faults > self.faults_before or handle.seq in world.legit or bool(world.damaged) or self.of > 1
         world.expect(excused, "TOLD", f"{self.name}: a save failed without a cause: {error!r}")
+        if self.number == 0:
+            job.failures.append(error)
+
+    def tell(self, error: Exception) -> None:
+        if self.number == 0:
+            self.job.told.append(error)
 
     def finish(self) -> None:
         for _ in range(3):
+            self.train()
             try:
-                self.train()
-                self.save(self.rng.choice(self.world.mix.kinds))
+                self.save(self.decide(lambda: self.world.rng.choice(self.world.mix.kinds)))
                 assert self.handle is not None
                 self.handle.wait()
             except SaveError as error:
-                self.told.append(error)
+                self.tell(error)
+                done = False
             else:
+                done = True
+            if self.decide(lambda done=done: done):
                 return
-        self.world.expect(bool(self.world.damaged), "LIVE", f"{self.name} cannot save any more: {self.told[-1]!r}")
-
-    def told_of_conflict(self) -> None:
-        world = self.world
-        own = max((s for s, a in world.legit.items() if world.job_of[a] == self.name), default=0)
-        lost = any(s > own and world.job_of[a] != self.name for s, a in world.legit.items())
-        world.expect(lost, "CONFLICT", f"{self.name} is told that it lost, and nobody else committed")
-        world.count["conflicts"] += 1
+        self.world.expect(bool(self.world.damaged), "LIVE", f"{self.name} cannot save any more: {self.job.told[-1:]!r}")
 
     def close(self) -> None:
         try:
             self.checkpointer.close()
         except ConflictError:
-            self.told_of_conflict()
+            self.job.told_of_conflict()
         except SaveError as error:
-            self.told.append(error)
-        for error in self.failures:
-            if isinstance(error, SaveError):
-                times = sum(t is error for t in self.told)
-                self.world.expect(times == 1, "TOLD", f"{self.name}: {error!r} was raised {times} times")
+            self.tell(error)
+        if self.number == 0:
+            self.job.closed()
 
 
 @dataclass(frozen=True)
@@ -366,7 +473,11 @@ def read(world: World, store: SharedStore) -> None:
     step = world.wanted()
     try:
         seq = repository.resolve(None) if step is None else repository.find(step).seq
-        found = {f"{t}.{f.name}": repository.read_table(t, seq, field=f.name).ravel().tolist() for t, _, _ in TABLES for f in FIELDS}
+        found = {
+            f"{t}.{f.name}": dict(enumerate(repository.read_table(t, seq, field=f.name).ravel().tolist()))
+            for t, _, _ in TABLES
+            for f in FIELDS
+        }
     except NotFoundError:
         world.expect(not before, "READ", "an old store is called empty")
         return
@@ -408,10 +519,9 @@ class World:
         self.memory = MemoryStore()
         self.turns = begin_run()
         self.jobs: list[Job] = []
-        self.late: list[tuple[Op, Perform, Job | None]] = []
+        self.late: list[tuple[Op, Perform, Rank | None]] = []
         self.log: list[str] = []
-        self.ids: list[str] = []
-        self.ticks = iter(range(1, 1 << 60))
+        self.ids, self.ticks = iter(range(1, 1 << 60)), iter(range(1, 1 << 60))
         self.faults, self.quiet, self.writes, self.now = True, False, 0, 0.0
         self.oracle: dict[str, State] = {}
         self.trail: dict[str, tuple[str, ...]] = {}
@@ -430,40 +540,47 @@ class World:
         return self.now
 
     def new_id(self) -> str:
-        self.ids.append(f"{len(self.ids) + 1:016x}")
-        return self.ids[-1]
+        return f"{next(self.ids):016x}"
+
+    def sleep(self, _seconds: float) -> None:
+        self.pause()
+
+    def batch(self) -> tuple[dict[str, list[int]], int]:
+        rows = {name: sorted(self.rng.sample(range(n), self.rng.choice((0, 1, 1, min(2, n))))) for name, n, _ in TABLES}
+        return rows, next(self.ticks)
 
     def pause(self) -> None:
         self.turns.pause()
 
-    def through(self, op: Op, perform: Perform, job: Job | None) -> Any:
+    def through(self, op: Op, perform: Perform, rank: Rank | None) -> Any:
         """A store operation of an actor: it happens when the scheduler lets it, or not, or late."""
         self.pause()
         if self.turns.current is None:
             return perform(op)
-        if job is not None and job.resuming and self.turns.current.name == job.name and op.kind == "get" and op.key.startswith(layout.DATA):
-            self.expect(bool(self.markers(job.id)), "MARKER", f"{job.name} reads {op.key} before it has marked its resume")
+        if rank is not None and rank.resuming and self.turns.current.name == rank.name:
+            marked = not (op.kind == "get" and op.key.startswith(layout.DATA)) or bool(self.markers(rank.job.id))
+            self.expect(marked, "MARKER", f"{rank.name} reads {op.key} before the resume is marked")
         if op.kind not in WRITES:
-            if job is not None and self.faults and self.rng.random() < self.mix.failed_reads:
-                job.faults += 1
+            if rank is not None and self.faults and self.rng.random() < self.mix.failed_reads:
+                rank.job.faults += 1
                 raise StorageError(f"injected: no answer to {op}", retryable=True)
             return perform(op)
         self.writes += 1
         op = replace(op, parts=[bytes(part) for part in op.parts])
-        if self.writes == self.die_at and job is not None:
+        if self.writes == self.die_at and rank is not None:
             if self.landed:
                 self.apply(op, perform)
-            self.crash(job)
+            self.crash(rank.job, rank)
             raise Crash(op.key)
         lost = self.mix.lost_answers * (3 if op.key.startswith(layout.MANIFESTS) else 1)
-        if job is not None and self.faults and self.rng.random() < lost:
+        if rank is not None and self.faults and self.rng.random() < lost:
             fate = self.rng.choice(self.mix.fates)
-            self.log.append(f"no answer ({fate}) to {job.name}: {op.key}")
-            job.faults += 1
+            self.log.append(f"no answer ({fate}) to {rank.name}: {op.key}")
+            rank.job.faults += 1
             if fate == "now":
                 self.apply(op, perform)
             elif fate == "late":
-                self.late.append((op, perform, job))
+                self.late.append((op, perform, rank))
             raise StorageError(f"injected: no answer to {op}", retryable=True)
         return self.apply(op, perform)
 
@@ -537,9 +654,9 @@ class World:
         """I1, I3, I6 to I8 of one visible checkpoint, all of it read anew."""
         repository = self.repository()
         try:
-            found = restore.find(repository, repository.links(seq))
-            state = restore.load_state(repository, found, 0)
             model = Model()
+            found = restore.find(repository, repository.links(seq), model.tables())
+            state = restore.load_state(repository, found)
             restore.load_tables(repository, found, model.tables(), threads=1)
         except (CorruptionError, NotFoundError) as error:
             self.expect(bool(self.damaged), "I1", f"seq {seq} is visible and cannot be read: {error!r}")
@@ -553,7 +670,11 @@ class World:
         self.expect(seq in self.legit, "READ", f"seq {seq} was read, which nobody committed")
         attempt = self.legit[seq]
         expected = self.oracle[attempt]
-        wrong = {name: (value, expected[name]) for name, value in found.items() if value != expected[name]}
+        wrong = {
+            name: (value, expected[name])
+            for name, value in found.items()
+            if (value.items() - expected[name].items() if "." in name else value != expected[name])
+        }
         self.expect(not wrong, "I6", f"seq {seq} reads as another state (found, expected): {wrong}")
         return attempt
 
@@ -584,29 +705,38 @@ class World:
 
     # -- events
 
-    def crash(self, job: Job) -> None:
+    def crash(self, job: Job, rank: Rank | None = None) -> None:
+        """The job dies; with some luck the background threads of the ranks other than ``rank`` go on for a while."""
         self.log.append(f"crash of {job.name}")
         self.count["crashes"] += 1
+        self.end(job, outlives=len(job.ranks) > 1 and self.dice(0.3), dead=rank or self.rng.choice(job.ranks))
+
+    def end(self, job: Job, *, but: str = "", outlives: bool = False, dead: Rank | None = None) -> None:
         for actor in self.turns.actors:
-            if actor.group is job:
+            if actor.group is not job or actor.name == but:
+                continue
+            background = actor.name.endswith("background")
+            if not (outlives and background and dead is not None and not actor.name.startswith(dead.name)):
                 actor.kill()
         if job in self.jobs:
             self.jobs.remove(job)
 
     def start(self) -> None:
-        job = Job(self, f"job {self.count['jobs']}", self.wanted())
+        job = Job(self, f"job {self.count['jobs']}", self.wanted(), self.rng.choice(self.mix.ranks))
         self.count["jobs"] += 1
-        self.log.append(f"{job.name} starts, wants {job.wanted_step or 'the newest'}")
+        self.log.append(f"{job.name} of {len(job.ranks)} ranks starts, wants {job.wanted_step or 'the newest'}")
         self.jobs.append(job)
-        self.turns.spawn(job.name, job.main, job, self.rng.choice((3, 9, 20)))
+        for rank in job.ranks:
+            self.turns.spawn(rank.name, rank.main, job, self.rng.choice((3, 9, 20)))
 
     def damage(self) -> None:
-        bases = [m.seq for m in self.manifests.values() if m.kind == "base"]
-        keys = [layout.attempt_prefix(seq, self.legit[seq]) for seq in {*sorted(self.legit)[-2:], bases[-1]}]
+        newest = max(self.legit)
+        base = max(m.seq for m in self.manifests.values() if m.kind == "base")
+        keys = [layout.attempt_prefix(seq, self.legit[seq]) for seq in {newest, self.rng.choice((newest, base))}]
         objects = self.memory._objects.by_key
         found = sorted(k for k in objects if any(k.startswith(p) for p in keys))
         if self.mix.damage_manifests:
-            found.append(layout.manifest_key(max(self.legit)))
+            found.append(layout.manifest_key(newest))
         key = self.rng.choice(found)
         raw = bytearray(objects[key])
         raw[self.rng.randrange(len(raw))] ^= 1 << self.rng.randrange(8)
@@ -615,12 +745,16 @@ class World:
         self.count["damaged"] += 1
         self.log.append(f"damage to {key}")
         self.mix.older = 0.0
-        for job in list(self.jobs) if self.dice(0.5) else ():
+        for job in list(self.jobs) if self.dice(0.8) else ():
             self.crash(job)  # so that somebody reads it
 
+    def newest_branches_off(self) -> bool:
+        newest = self.manifests[max(self.manifests)]
+        return newest.lineage[-1].first == newest.seq != newest.lineage[-1].resumed + 1
+
     def land(self, index: int) -> None:
-        op, perform, job = self.late.pop(index)
-        self.log.append(f"late, of {job.name if job else 'a tool'}:")
+        op, perform, rank = self.late.pop(index)
+        self.log.append(f"late, of {rank.name if rank else 'a tool'}:")
         try:
             self.apply(op, perform)
         except ConflictError:
@@ -630,7 +764,7 @@ class World:
         return self.rng.random() < chance
 
     def event(self) -> None:
-        mix, alive = self.mix, {id(a.group) for a in self.turns.actors}
+        mix, alive = self.mix, {id(a.group) for a in self.turns.actors if not a.name.endswith("background")}
         self.jobs = [j for j in self.jobs if id(j) in alive]
         awake = [a for a in self.turns.actors if a.runnable and not (isinstance(a.group, Job) and a.group.asleep)]
         if all(j.asleep for j in self.jobs) and len(self.oracle) < 30:
@@ -645,7 +779,7 @@ class World:
             self.start()
         elif self.late and self.dice(mix.late):
             self.land(self.rng.randrange(len(self.late)))
-        elif len(self.legit) > 2 and not self.damaged and self.dice(mix.damage):
+        elif len(self.legit) > 2 and not self.damaged and self.dice(mix.damage * (10 if self.newest_branches_off() else 1)):
             self.damage()
         elif tool := next((t for t in self.tools if self.dice(t.chance(mix))), None):
             self.run_tool(tool)
@@ -686,33 +820,40 @@ class World:
         for seq in visible if self.dropped else visible[-1:]:
             self.check(seq)
         if self.legit and not self.damaged:
-            last = Job(self, "the last", None)
+            last = Job(self, "the last", None, 1).ranks[0]
             last.open()
             last.resume(None)
-            self.expect(last.checkpointer._last_step == self.oracle[self.legit[max(self.legit)]]["step"], "LIVE", "not the newest")
+            self.expect(last.steps == self.oracle[self.legit[max(self.legit)]]["step"], "LIVE", "not the newest")
             report = self.repository().check(deep=True)
             self.expect(report.ok, "READ", f"an undamaged store has problems: {report.problems}")
 
 
 class _Background:
-    """In the place of saving.Background: each job that it is given is an actor."""
+    """In the place of flight.Background: each job that it is given is an actor."""
 
     def __init__(self, *, idle: bool) -> None:
-        actor = schedule.turns.current
-        self._job: Job | None = actor.group if actor is not None else None
+        self._rank = current_rank()
 
     def submit(self, work: Callable[[], None]) -> None:
-        job = self._job
-        assert job is not None
+        rank = self._rank
 
         def carry_out() -> None:
             work()
-            job.carried_out()
+            rank.carried_out()
 
-        schedule.turns.spawn(f"{job.name}, background", carry_out, job, job.rng.choice((3, 9, 20)))
+        name, speed = f"{rank.name}, background", rank.world.rng.choice((3, 9, 20))
+        turns.turns.spawn(name, carry_out, rank.job, speed)
 
     def stop(self) -> None:
         pass
+
+
+def current_rank() -> Rank:
+    """The one whose thread has the turn, or the one that a settled world resumes last."""
+    world, actor = _worlds[-1], turns.turns.current
+    if actor is None:
+        return Job(world, "the last", None, 1).ranks[0]
+    return next(r for r in actor.group.ranks if actor.name.startswith(r.name))
 
 
 _worlds: list[World] = []
@@ -744,12 +885,15 @@ def real_code_under_the_scheduler() -> Iterator[None]:
             world.pause()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saving, "threading", SimpleNamespace(Event=TurnEvent))
+        patch.setattr(flight, "threading", SimpleNamespace(Event=TurnEvent))
+        patch.setattr(saving, "Flight", lambda *facts: flight.Flight(*facts, interrupt=TurnEvent(), written=TurnEvent()))
+        patch.setattr(saving, "Persister", partial(saving.Persister, sleep=lambda seconds: _worlds[-1].sleep(seconds)))
         patch.setattr(stream, "threading", SimpleNamespace(Condition=TurnCondition))
         patch.setattr(saving, "Background", _Background)
         patch.setattr(restore, "ThreadPoolExecutor", Inline)
         patch.setattr(stream.RowStream, "_copy_chunk", copy_chunk_and_pause)
-        for module in (saving, checkpointer):
+        patch.setattr(checkpointer, "coordinator", lambda timeout: current_rank().meeting)
+        for module in (planning, checkpointer):
             patch.setattr(module, "new_id", lambda: _worlds[-1].new_id())
         patch.setattr(checkpointer, "adapt", lambda model, optimizer: model)
         patch.setattr(checkpointer, "capture_rng", dict)

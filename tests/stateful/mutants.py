@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-from incremental_ckpt.persist import Persister, RankWriter
+from incremental_ckpt.checkpointer import Checkpointer
+from incremental_ckpt.persist import Persister
+from incremental_ckpt.planning import Planner
+from incremental_ckpt.rank_writer import RankWriter
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.resuming import Resume
 from incremental_ckpt.saving import Saver
@@ -54,46 +57,46 @@ class Mutant:
 
 
 _ANNOTATIONS = __import__("__future__").annotations.compiler_flag
-_COMMITTED = "verdict.committed is not None and attempt.moves_parent"
+_COMMITTED = "committed and flight.attempt.moves_parent"
 
 MUTANTS = (
     Mutant(
         "marks_given_back", "marks are dropped when the save is settled, also when it failed",
-        Saver, "_settle", _COMMITTED, "attempt.moves_parent", ("I6",),
+        Saver, "_settle", _COMMITTED, "flight.attempt.moves_parent", ("I6",),
     ),
     Mutant(
         "failed_base_gives_back", "a failed base drops its marks, a failed delta keeps them",
-        Saver, "_settle", _COMMITTED, f"attempt.kind == 'base' or {_COMMITTED}", ("I6",),
+        Saver, "_settle", _COMMITTED, f"flight.attempt.kind == 'base' or {_COMMITTED}", ("I6",),
     ),
     Mutant(
         "one_shot_marks_kept", "a committed one-shot delta drops its marks although the next delta counts from its parent",
-        Saver, "_settle", _COMMITTED, "verdict.committed is not None", ("I6",),
+        Saver, "_settle", _COMMITTED, "committed", ("I6",),
     ),
     Mutant(
         "resumed_is_next_parent", "after a resume deltas count from the base of the chain; the marks are empty",
-        Saver, "begin_after", "ref_of(source) if source else None", "ref_of(resumed[0]) if source else None", ("PARENT", "I6"),
+        Planner, "begin_after", "ref_of(source) if source else None", "ref_of(resumed[0]) if source else None", ("PARENT", "I6"),
     ),
     Mutant(
         "branch_starts_with_base", "after a resume from an older number the first save may be a delta",
-        Saver, "begin_after", " or source.seq != newest_seq", "", ("PARENT",),
+        Planner, "begin_after", " or source.seq != newest_seq", "", ("PARENT",),
     ),
     Mutant(
         "lineage_of_newest", "the lineage is extended from the checkpoint resumed from",
-        Saver, "begin_after", "lineage_after(newest,", "lineage_after(source or newest,", ("LINEAGE",),
+        Planner, "begin_after", "lineage_after(newest,", "lineage_after(source or newest,", ("LINEAGE",),
     ),
     Mutant(
         "next_parent_from_newest", "the next parent is kept in memory: a put that landed late is overlooked",
-        Saver, "_settle", "    self._adopt(verdict.newest)\n",
+        Planner, "settle", "    self._adopt(verdict.newest)\n",
         "    if verdict.committed is not None:\n        self._adopt(verdict.newest)\n"
         "    elif verdict.newest is not None:\n        self._newest_seq = verdict.newest.seq\n", ("PARENT",),
     ),
     Mutant(
         "lineage_of_this_life", "a put from before an in-process resume is taken for one of the state resumed to",
-        Saver, "_adopt", "newest.lineage != self._lineage", "False", ("LINEAGE", "PARENT", "I6"),
+        Planner, "_adopt", "newest.lineage != self._lineage", "False", ("LINEAGE", "PARENT", "I6"),
     ),
     Mutant(
         "look_after_the_attempt", "what the next attempt counts from comes from memory, not from the store",
-        Persister, "_look", "newest = self._repository.newest_of(attempt.job, attempt.seq - 1)", "newest = committed", ("LIVE", "TOLD"),
+        Persister, "_look", "newest = self._repository.newest_above(attempt.seq - 1)", "newest = committed", ("LIVE", "TOLD"),
     ),
     Mutant(
         "own_late_put_is_ours", "a late put of our own is taken for a conflict",
@@ -102,6 +105,26 @@ MUTANTS = (
     Mutant(
         "conflicts_are_told", "a number that another job holds is taken for a late put of our own",
         Repository, "commit", "winner.job == manifest.job", "True", ("LIVE",),
+    ),
+    Mutant(
+        "behind_a_late_put_of_our_own", "a late put of our own holds the number, another job has gone on behind it: never told",
+        Persister, "_look", "error = self._repository.lost_to(newest, attempt.job)", "pass", ("LIVE",),
+    ),
+    Mutant(
+        "of_two_jobs_that_find_nothing", "a job that found an empty store goes on behind whatever is there at its first save",
+        Checkpointer, "resume_from_checkpoint", "self._saver.planner.begin_fresh(None)", "pass", ("LINEAGE",),
+    ),
+    Mutant(
+        "repo_json_first", "only rank 0 makes sure of repo.json before it writes",
+        Persister, "persist", "self._repository.create()", "self._rank or self._repository.create()", ("ERROR",),
+    ),
+    Mutant(
+        "one_vote_of_a_rank", "a rank whose vote got no answer votes again, otherwise",
+        Persister, "persist", "if not voted:", "if True:", ("I2",),
+    ),
+    Mutant(
+        "votes_are_awaited", "rank 0 commits although another rank has failed",
+        Persister, "_await_vote", "vote.vote != \"ok\"", "False", ("I1", "ERROR", "TOLD", "LIVE"),
     ),
     Mutant(
         "fallback_by_ancestors", "the fallback is the next lower number",
@@ -114,11 +137,8 @@ MUTANTS = (
     ),
     Mutant(
         "marker_before_reading", "the resume marker is written after the rows are read",
-        Resume, "_resumed",
-        "    self._repository.write_resume_marker(self._job, self._markers, seq=seq, newest=newest_seq)\n"
-        "    found, complete = self._repository.retried(lambda: self._load(seq))\n",
-        "    found, complete = self._repository.retried(lambda: self._load(seq))\n"
-        "    self._repository.write_resume_marker(self._job, self._markers, seq=seq, newest=newest_seq)\n", ("MARKER",),
+        Resume, "_marked", "self._repository.write_resume_marker",
+        "if self._markers: self._load(seq)\n    self._repository.write_resume_marker", ("MARKER",),
     ),
     Mutant(
         "preimages_until_copied", "old values are kept only for rows of chunks already streamed",

@@ -68,7 +68,7 @@ def restore(adapter: ModelAdapter, saved: Saved) -> None:
         assert tables[place].tensors.keys() == tensors.keys()
         for name, value in tensors.items():
             tables[place].tensors[name].copy_(value)
-    adapter.load_state(deepcopy(state))
+    adapter.load_state(deepcopy(state), strict=True)
 
 
 def assert_same(a: object, b: object, path: str = "state") -> None:

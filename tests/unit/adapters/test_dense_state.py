@@ -158,7 +158,7 @@ def test_differences_are_all_named_and_change_nothing() -> None:
     target = adapt(other, torch.optim.Adam(other.parameters()))
     before = save(target)
     with pytest.raises(MismatchError) as raised:
-        target.load_state(saved)
+        target.load_state(saved, strict=True)
     message = str(raised.value)
     assert "'2.weight' of the model is not in the checkpoint" in message
     assert "'gone.weight' of the checkpoint is not in the model" in message
@@ -172,11 +172,11 @@ def test_another_optimizer_is_a_difference() -> None:
     groups = torch.optim.Adam([{"params": module[0].parameters()}, {"params": module[2].parameters()}])
     saved = adapt(module, groups).state()
     with pytest.raises(MismatchError, match=r"has 1 parameter groups, 2 in the checkpoint"):
-        adapt(module, torch.optim.Adam(module.parameters())).load_state(saved)
+        adapt(module, torch.optim.Adam(module.parameters())).load_state(saved, strict=True)
     with pytest.raises(MismatchError, match=r"optimizer '0' of the checkpoint was not given"):
-        adapt(module).load_state(saved)
+        adapt(module).load_state(saved, strict=True)
     with pytest.raises(MismatchError, match=r"optimizer 'other' is not in the checkpoint"):
-        adapt(module, {"other": groups}).load_state(saved)
+        adapt(module, {"other": groups}).load_state(saved, strict=True)
 
 
 def test_not_strict_loads_what_both_have() -> None:
@@ -184,7 +184,8 @@ def test_not_strict_loads_what_both_have() -> None:
     saved = deepcopy(dict(adapt(module).state()))
     del saved["dense"]["2.weight"]
     kept = other[2].weight.clone()
-    adapt(other).load_state(saved, strict=False)
+    differences = adapt(other).load_state(saved, strict=False)
+    assert differences == ["'2.weight' of the model is not in the checkpoint"]
     assert torch.equal(other[2].weight, kept)
     assert torch.equal(other[0].weight, module[0].weight)
 

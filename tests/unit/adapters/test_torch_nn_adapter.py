@@ -75,9 +75,10 @@ def test_accumulated_and_uncoalesced_gradients_are_marked() -> None:
     assert watched.changed() == watched.marked != {}
 
 
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE.keys())
-def test_optimizers_that_change_rows_nobody_looked_up_are_not_tracked(make: Make) -> None:
-    model = Tables(sparse=False)
+def test_optimizers_that_change_rows_nobody_looked_up_are_not_tracked(make: Make, sparse: bool) -> None:
+    model = Tables(sparse)
     assert [t.tracked for t in adapt(model, make(model.parameters())).tables()] == [False, False, False]
 
 
@@ -99,10 +100,12 @@ def test_tables_whose_optimizer_was_not_given_are_not_tracked() -> None:
     assert not any(t.tracked for t in adapt(Tables()).tables())
 
 
-def test_max_norm_changes_rows_in_forward_and_is_not_tracked() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_max_norm_changes_rows_in_forward_and_is_not_tracked(frozen: bool) -> None:
     model = nn.ModuleDict({"a": nn.Embedding(5, 2, sparse=True, max_norm=1.0)})
-    model.requires_grad_(False)
-    assert [t.tracked for t in adapt(model).tables()] == [False]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.requires_grad_(not frozen)
+    assert [t.tracked for t in adapt(model, optimizer).tables()] == [False]
 
 
 def test_a_frozen_table_is_tracked_and_never_marked() -> None:

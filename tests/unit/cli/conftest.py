@@ -51,7 +51,7 @@ class Towers(torch.nn.Module):
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four checkpoints, one of them with a loss that is no number: base, delta, delta, delta, at steps 10, 20, 30, 40."""
+    """A base and three deltas, at steps 10, 20, 30 and 40; the loss of step 30 is no number."""
     place = tmp_path_factory.mktemp("runs") / "17"
     torch.manual_seed(0)
     model = Towers()

@@ -1,4 +1,4 @@
-"""What stands behind ``ickpt check``: damage told apart from silence and from a prune, at a price that grows with the store."""
+"""What stands behind ``ickpt check``: damage, silence and a prune told apart, and every object read once."""
 
 from __future__ import annotations
 
@@ -70,6 +70,7 @@ def test_progress_tells_of_every_checkpoint_and_of_bytes_that_only_grow(place: P
     assert {total for _, total, _ in told} == {4}
     assert [read for _, _, read in told] == sorted(read for _, _, read in told)
     assert told[-1] == (4, 4, report.bytes_read)
+    assert sum(done == 0 for done, _, _ in told) > 5, "a large checkpoint moves the progress while it is read"
 
 
 def test_no_object_of_a_chain_is_read_once_per_delta_on_it(place: Path) -> None:

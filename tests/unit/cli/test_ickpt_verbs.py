@@ -268,7 +268,8 @@ def test_check_names_a_missing_pack_and_what_a_resume_will_do(ickpt: Ickpt, plac
     found = ickpt("check", place, "--json")
     assert found.code == 5
     assert found.json["problems"] == [{"seq": 3, "key": key, "what": "missing"}]
-    assert (found.json["ok"], found.json["restorable"], found.json["resumes"]) == (False, [1, 2], 2)
+    assert (found.json["ok"], found.json["restorable"], found.json["damaged"]) == (False, [1, 2], [3, 4])
+    assert found.json["resumes"] == 2
 
 
 def test_only_a_deep_check_reads_the_rows(ickpt: Ickpt, place: Path) -> None:
@@ -433,6 +434,20 @@ def test_the_documentation_lists_every_exit_code() -> None:
         assert f"| {code} |" in page
     for error, code in CODES.items():
         assert re.search(rf"^\| {code} \| `{error.__name__}`", page, re.MULTILINE)
+
+
+def test_the_documentation_lists_every_json_member(ickpt: Ickpt, place: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    documented = {
+        verb: set(
+            re.findall(r"^\| `([a-z_]+)` \|", page.split(f"### JSON of `{verb}`")[1].split("\n#")[0], re.MULTILINE)
+        )
+        for verb in VERBS
+    }
+    listed = ickpt("ls", place, "--json").json[0]
+    assert listed.keys() == documented["ls"]
+    assert ickpt("show", place, "--json").json.keys() == documented["ls"] | documented["show"]
+    assert ickpt("check", place, "--json").json.keys() == documented["check"]
 
 
 def test_every_subclass_of_checkpoint_error_has_a_code() -> None:

@@ -82,3 +82,14 @@ def test_stores_and_the_test_kit_load_neither_torch_nor_pytest() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_its_package_a_scheme_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for scheme, package in (("s3", "boto3"), ("gs", "fsspec")):
+        monkeypatch.setitem(sys.modules, package, None)
+        for module in ("s3", "s3_client", "fsspec"):
+            monkeypatch.delitem(sys.modules, f"incremental_ckpt.storage.{module}", raising=False)
+        with pytest.raises(
+            StorageError, match=rf"pip install 'incremental-ckpt\[{'s3' if scheme == 's3' else 'fsspec'}\]'"
+        ):
+            open_store(f"{scheme}://bucket/run")

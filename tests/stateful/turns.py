@@ -151,6 +151,7 @@ class TurnEvent:
         self._set = True
 
     def wait(self, timeout: float | None = None) -> bool:
+        """A timeout ends the wait only where it is zero: no run takes as long as the others."""
         if not self._set and timeout != 0:
             turns.pause(self.is_set)
         return self._set

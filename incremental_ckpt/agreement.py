@@ -1,0 +1,109 @@
+"""What the ranks tell each other when they meet, and what follows from it: the same on every rank, since all see the
+same reports.
+
+It must not know how they meet, nor how anything is saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from incremental_ckpt import errors
+from incremental_ckpt.errors import CheckpointError, MismatchError, SaveError
+from incremental_ckpt.model import CheckpointRef, Shard
+from incremental_ckpt.rank_writer import Attempt
+
+Report = dict[str, Any]
+
+
+def model_report(shards: Sequence[Shard], shared: Mapping[str, Any], objects: Sequence[str], version: str) -> Report:
+    """What must agree before anything is saved. ``shared`` are the shapes of replicated parameters by name."""
+    tables = {
+        s.table: [s.table_rows, s.table_cols, [[f.name, f.dtype, f.width == s.cols] for f in s.fields]] for s in shards
+    }
+    dense = hashlib.sha256(repr(sorted((k, list(v)) for k, v in shared.items())).encode()).hexdigest()
+    return {"what": "open", "version": version, "tables": tables, "dense": dense, "objects": sorted(objects)}
+
+
+def check_same_call(reports: Sequence[Report]) -> None:
+    """Raises SaveError where ranks met in different calls or at different steps."""
+    first = reports[0]
+    for rank, report in enumerate(reports):
+        if (report["what"], report.get("step")) != (first["what"], first.get("step")):
+            told = "; ".join(f"rank {r}: {p['what']} at step {p.get('step')}" for r, p in enumerate(reports))
+            raise SaveError(
+                f"the ranks are not in the same call (rank {rank} differs from rank 0): {told}. All ranks call the "
+                "checkpointer at the same steps, in the same order. Nothing was saved"
+            )
+
+
+def check_same_model(reports: Sequence[Report]) -> None:
+    """Raises MismatchError where ranks have different models or versions of the library, on every rank."""
+    check_same_call(reports)
+    first = reports[0]
+    known: dict[str, tuple[int, Any]] = {}
+    for rank, report in enumerate(reports):
+        for name, what in (
+            ("version", "run different versions of incremental_ckpt"),
+            ("objects", "have registered different state objects"),
+            ("dense", "hold different replicated parameters"),
+        ):
+            if report[name] != first[name]:
+                detail = f" ({first[name]} and {report[name]})" if name != "dense" else ""
+                raise MismatchError(f"ranks 0 and {rank} {what}{detail}; nothing was written")
+        for table, facts in report["tables"].items():
+            other, theirs = known.setdefault(table, (rank, facts))
+            if theirs != facts:
+                raise MismatchError(
+                    f"table {table} is {theirs[0]} x {theirs[1]} on rank {other} and {facts[0]} x {facts[1]} on rank "
+                    f"{rank} "
+                    "(or has other optimizer fields); nothing was written"
+                )
+
+
+def written_error(error: CheckpointError | None) -> list[str] | None:
+    return None if error is None else [type(error).__name__, str(error)]
+
+
+def first_error(reports: Sequence[Report], rank: int) -> CheckpointError | None:
+    """The error that some rank reports, as it is to be raised on this one."""
+    for reporter, report in enumerate(reports):
+        if report.get("error") is not None:
+            kind, text = report["error"]
+            where = "" if reporter == rank or len(reports) == 1 else f"on rank {reporter}: "
+            return make_error(kind, f"{where}{text}")
+    return None
+
+
+def make_error(kind: str, text: str) -> CheckpointError:
+    """The error of a class known by name; CorruptionError without its key, which the text names."""
+    if kind == "CorruptionError":
+        return errors.CorruptionError(text, key="")
+    made = getattr(errors, kind, SaveError)
+    return made(text) if isinstance(made, type) and issubclass(made, CheckpointError) else SaveError(text)
+
+
+def written_plan(attempt: Attempt) -> dict[str, Any]:
+    """What the other ranks need of rank 0's plan."""
+    return {
+        "seq": attempt.seq, "attempt": attempt.attempt, "kind": attempt.kind, "job": attempt.job,
+        "parent": _written_ref(attempt.parent), "next_parent": _written_ref(attempt.next_parent),
+    }  # fmt: skip
+
+
+def read_plan(plan: Mapping[str, Any], *, step: int) -> Attempt:
+    return Attempt(
+        seq=plan["seq"], attempt=plan["attempt"], kind=plan["kind"], job=plan["job"],
+        parent=_read_ref(plan["parent"]), next_parent=_read_ref(plan["next_parent"]),
+        step=step, epoch=None, loss=None, metrics={}, lineage=(), environment={},
+    )  # fmt: skip
+
+
+def _written_ref(ref: CheckpointRef | None) -> list[Any] | None:
+    return None if ref is None else [ref.seq, ref.digest]
+
+
+def _read_ref(ref: Sequence[Any] | None) -> CheckpointRef | None:
+    return None if ref is None else CheckpointRef(ref[0], ref[1])

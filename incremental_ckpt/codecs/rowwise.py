@@ -1,0 +1,121 @@
+"""Row-wise asymmetric quantization: a step, an offset and one small code per element (docs/codecs.md).
+
+It must not know rows from each other, tables or packs; how a grid is found for a row is grid.py's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from incremental_ckpt.codecs.base import Encoded
+from incremental_ckpt.codecs.bits import pack, payload_bytes, unpack
+from incremental_ckpt.codecs.grid import GridSearch, Memory, offset_of, step_of
+from incremental_ckpt.codecs.values import UNIT_ROUNDOFF, Float32s, float32_of, in_dtype, numbers_of
+from incremental_ckpt.model import Field
+
+HEADER_BYTES = 4
+_BLOCK_BYTES = 1 << 20
+_CONSTANT = slice(2, 6)
+_MOST_SETTLING = 4
+_Mask = npt.NDArray[np.bool_]
+
+
+class RowwiseCodec:
+    """Args: search: finds the grid of each row; its bits are the codec's."""
+
+    def __init__(self, name: str, search: GridSearch) -> None:
+        self.name = name
+        self._search = search
+        self._bits = search.bits
+
+    def record_bytes(self, field: Field) -> int:
+        return HEADER_BYTES + payload_bytes(field.width, self._bits)
+
+    def encode(self, rows: np.ndarray, field: Field) -> Encoded:
+        records = np.empty((len(rows), self.record_bytes(field)), dtype=np.uint8)
+        held = np.empty(len(rows), dtype=np.bool_)
+        step = max(1, _BLOCK_BYTES // (4 * field.width))
+        memory = Memory(min(step, len(rows)) * field.width)
+        with np.errstate(all="ignore"):
+            for start in range(0, len(rows), step):
+                block = slice(start, start + step)
+                held[block] = self._encode_block(rows[block], field, records[block], memory)
+        return Encoded.of(records, held)
+
+    def decode(self, records: np.ndarray, field: Field) -> np.ndarray:
+        values = np.empty((len(records), field.width), dtype=in_dtype(np.empty(0, np.float32), field.dtype).dtype)
+        step = max(1, _BLOCK_BYTES // (4 * field.width))
+        for start in range(0, len(records), step):
+            block = slice(start, start + step)
+            values[block] = in_dtype(self._decode_block(records[block], field.width), field.dtype)
+        return values
+
+    def _encode_block(self, rows: np.ndarray, field: Field, records: np.ndarray, memory: Memory) -> _Mask:
+        values = float32_of(rows, field)
+        held = self._quantize(values, field, records, memory)
+        if field.dtype in ("float16", "bfloat16"):
+            self._settle(values, field, records, held, memory)
+        if field.dtype == "float64":
+            constant = np.flatnonzero(held & ~records[:, :2].any(axis=1))
+            held[constant] = (numbers_of(rows[constant], field) == values[constant]).all(axis=1)
+        records[~held] = 0
+        return held
+
+    def _quantize(self, values: Float32s, field: Field, records: np.ndarray, memory: Memory) -> _Mask:
+        """Fill in records; return which of them hold their rows."""
+        payload = records[:, HEADER_BYTES:]
+        codes = payload if self._bits == 8 else np.empty(values.shape, dtype=np.uint8)
+        fit = self._search.fit(values, field.dtype, codes, memory)
+        if self._bits < 8:
+            pack(codes, self._bits, payload)
+        header = np.stack([fit.step_codes, fit.offset_codes.view(np.uint16)], axis=1).astype("<u2")
+        records[:, :HEADER_BYTES] = header.view(np.uint8)
+        held = fit.held
+        constant = np.flatnonzero(fit.constant)
+        if records.shape[1] >= _CONSTANT.stop:
+            records[constant] = 0
+            records[constant, _CONSTANT] = values[constant, :1].astype("<f4").view(np.uint8)
+            held[constant] = True
+        return held
+
+    def _settle(self, values: Float32s, field: Field, records: np.ndarray, held: _Mask, memory: Memory) -> None:
+        """Go on to a record that its own decoded row encodes to: rounding to 16 bits moves a row off its grid."""
+        left = np.flatnonzero(held)
+        for _ in range(_MOST_SETTLING):
+            again = np.empty((len(left), records.shape[1]), dtype=np.uint8)
+            held[left] = self._quantize(self._kept(records[left], field), field, again, memory)
+            same = (again == records[left]).all(axis=1)
+            records[left] = again
+            left = left[held[left] & ~same]
+            if not left.size:
+                break
+        held[left] = False
+        off = np.abs(values - self._kept(records, field))
+        lowest, highest = values.min(axis=1, initial=np.inf), values.max(axis=1, initial=-np.inf)
+        largest = np.maximum(np.abs(lowest), np.abs(highest))
+        step = (highest - lowest) / np.float32((1 << self._bits) - 1)
+        bound = np.float32(0.51) * step + np.float32(2 * UNIT_ROUNDOFF[field.dtype]) * largest
+        held &= np.sqrt((off * off).mean(axis=1)) <= bound
+
+    def _kept(self, records: np.ndarray, field: Field) -> Float32s:
+        """What a table of the field's dtype has after a restore, as float32."""
+        kept: Float32s = in_dtype(self._decode_block(records, field.width), field.dtype).astype(np.float32)
+        return kept
+
+    def _decode_block(self, records: np.ndarray, width: int) -> Float32s:
+        header = np.ascontiguousarray(records[:, :HEADER_BYTES]).view("<u2")
+        values = unpack(records[:, HEADER_BYTES:], self._bits, width).astype(np.float32)
+        values += offset_of(header[:, 1].view("<i2"), self._bits)[:, None]
+        values *= step_of(header[:, 0])[:, None]
+        constant = np.flatnonzero(header[:, 0] == 0)
+        if constant.size and records.shape[1] >= _CONSTANT.stop:
+            values[constant] = np.ascontiguousarray(records[constant, _CONSTANT]).view("<f4")
+        return values
+
+
+_SHRINKS = (0.0, 0.25, 0.5)
+INT8 = RowwiseCodec("int8", GridSearch(8, shrinks=(), rounds=0))
+INT4 = RowwiseCodec("int4", GridSearch(4, shrinks=_SHRINKS, rounds=2))
+INT3 = RowwiseCodec("int3", GridSearch(3, shrinks=_SHRINKS, rounds=2))
+INT2 = RowwiseCodec("int2", GridSearch(2, shrinks=_SHRINKS, rounds=2))

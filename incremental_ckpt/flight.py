@@ -1,0 +1,105 @@
+"""A save on its way: the handle that the caller holds, the attempt and its marks, and the one background thread.
+
+It must not know how a save is planned or written.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from incremental_ckpt.errors import CheckpointError
+from incremental_ckpt.model import CheckpointInfo, Shard
+from incremental_ckpt.persist import Verdict, lower_priority
+from incremental_ckpt.rank_writer import Attempt
+
+
+class SaveHandle:
+    """A save that has been handed over. Thread-safe."""
+
+    def __init__(self, step: int, seq: int) -> None:
+        self.step = step
+        self.seq = seq
+        self._finished = threading.Event()
+        self._info: CheckpointInfo | None = None
+        self._error: CheckpointError | None = None
+        self._raised = False
+
+    def done(self) -> bool:
+        """Whether the checkpoint is committed, or the save has failed."""
+        return self._finished.is_set()
+
+    def wait(self, timeout: float | None = None) -> CheckpointInfo:
+        """Block until the checkpoint is committed.
+
+        Raises:
+            SaveError, ConflictError: what went wrong; it is then not raised again elsewhere.
+            TimeoutError: not done within ``timeout`` seconds; the save goes on.
+        """
+        if not self._finished.wait(timeout):
+            raise TimeoutError(
+                f"the save of step {self.step} (seq {self.seq}) is not done after {timeout} s; it goes on"
+            )
+        if self._error is not None:
+            self._raised = True
+            raise self._error
+        assert self._info is not None
+        return self._info
+
+    def _finish(self, info: CheckpointInfo | None, error: CheckpointError | None) -> None:
+        self._info, self._error = info, error
+        self._finished.set()
+
+    def _unraised(self) -> CheckpointError | None:
+        """The failure, if nobody has been told of it; whoever asks has been."""
+        if not self.done() or self._raised or self._error is None:
+            return None
+        self._raised = True
+        return self._error
+
+
+@dataclass
+class Flight:
+    """The one attempt that may be under way.
+
+    Attributes:
+        interrupt: set when rank 0 has told the outcome: this rank need not look for it any more.
+        written: set when the background has let go of the snapshot.
+    """
+
+    attempt: Attempt
+    handle: SaveHandle
+    shards: tuple[Shard, ...]
+    stall_seconds: float = 0.0
+    verdict: Verdict | None = None
+    interrupt: threading.Event = field(default_factory=threading.Event)
+    written: threading.Event = field(default_factory=threading.Event)
+
+
+class Background:
+    """One thread at idle priority that carries out jobs in order."""
+
+    def __init__(self, *, idle: bool) -> None:
+        self._idle = idle
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ickpt-persist", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        if self._idle:
+            lower_priority()
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
