@@ -19,6 +19,7 @@ from incremental_ckpt.policy import KindPolicy, choose_kind
 from incremental_ckpt.rank_writer import Attempt
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.repository.core import lineage_after, ref_of
+from incremental_ckpt.surroundings import BY_RULE
 
 log = logging.getLogger("incremental_ckpt")
 
@@ -78,8 +79,8 @@ class Planner:
         self._parent = ref_of(source) if source else None
         # A branch starts with a base: a delta's parent would lie behind numbers of another branch, which prune may
         # drop.
-        self._must_base = source is None or not complete or bool(notes) or source.seq != newest_seq
-        self._environment = {**self._environment, "resumed_by_rule": list(notes)} if notes else self._environment
+        self._must_base = source is None or not complete or source.seq != newest_seq
+        self._environment = {**self._environment, BY_RULE: list(notes)} if notes else self._environment
         deltas = [m for m in resumed if m.kind == "delta"]
         self._shares = [m.totals.rows / max(1, m.totals.table_rows) for m in deltas]
         self._chain_lengths = {m.seq: i + 1 for i, m in enumerate(resumed)}

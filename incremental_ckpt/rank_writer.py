@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from incremental_ckpt.codecs import Codec
+from incremental_ckpt.codecs import Codec, encode_values
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import (
     Entry,
@@ -28,7 +29,7 @@ from incremental_ckpt.format.manifest import (
 from incremental_ckpt.format.pack import PackBuilder
 from incremental_ckpt.format.rowset import encode_rows
 from incremental_ckpt.format.sealed import digest_of
-from incremental_ckpt.model import WEIGHT, CheckpointRef, Kind, Table
+from incremental_ckpt.model import WEIGHT, CheckpointRef, Field, Kind, Table
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.sharing import SHARED
 from incremental_ckpt.snapshot import Part, StateCopy, StateTensorCopy
@@ -36,6 +37,9 @@ from incremental_ckpt.storage.base import Buffer
 
 # safetensors has no complex dtypes; their bytes are stored as they are.
 _AS_BYTES = frozenset({"complex64", "complex128"})
+
+_Pending = list[Callable[[list[Span]], None]]
+"""What waits for the spans of a pack until it is written."""
 
 
 @dataclass(frozen=True)
@@ -135,51 +139,63 @@ class RankWriter:
     def add_rows(self, packful: Iterable[Part], *, overriding: bool = False) -> None:
         """Write one pack. The parts' arrays are not used after the call."""
         builder = PackBuilder()
-        pending: list[Callable[[list[Span]], None]] = []
+        pending: _Pending = []
         for part in packful:
             self._add_part(builder, part, self._overriding if overriding else self._entries, pending)
         spans = self._put(builder)
         for fill in pending:
             fill(spans)
 
-    def _add_part(
-        self, builder: PackBuilder, part: Part, entries: list[list[Entry]], pending: list[Callable[[list[Span]], None]]
-    ) -> None:
+    def _add_part(self, builder: PackBuilder, part: Part, entries: list[list[Entry]], pending: _Pending) -> None:
         shard, number = self._shards[part.table], self._parts[part.table]
         self._parts[part.table] += 1
         rows: range | int
         if isinstance(part.rows, range):
             rows = part.rows
         else:
-            rows = len(self._rowsets[part.table])
-            raw = encode_rows(part.rows)
-            at = builder.add(f"{part.table}.rows.{number}", "uint8", (len(raw),), [raw])
-            count = len(part.rows)
-            self._rowsets[part.table].append(RowSet(count, Span(0, "", 0, 0, "")))
-
-            def fill_rows(spans: list[Span], place: int = rows, table: int = part.table) -> None:
-                self._rowsets[table][place] = RowSet(count, spans[at])
-
-            pending.append(fill_rows)
+            rows = self._add_row_set(builder, part.table, f"{part.table}.rows.{number}", part.rows, pending)
         for field, values in zip(shard.fields, part.fields, strict=True):
-            codec = self._codecs[WEIGHT if field.name == WEIGHT else "optimizer"]
-            records = codec.encode(values, field)
-            typed = codec.name == "raw" and field.dtype not in _AS_BYTES
-            dtype, shape = (field.dtype, (len(records), field.width)) if typed else ("uint8", records.shape)
-            index = builder.add(f"{part.table}.{field.name}.{number}", dtype, shape, [_bytes_of(records)])
-
-            def fill(
-                spans: list[Span],
-                index: int = index,
-                field: str = field.name,
-                codec: str = codec.name,
-                size: int = records.shape[1],
-            ) -> None:
-                entries[part.table].append(Entry(field, codec, size, rows, spans[index]))
-
-            pending.append(fill)
+            asked = self._codecs[WEIGHT if field.name == WEIGHT else "optimizer"].name
+            codec, encoded = encode_values(values, asked, field)
+            tensor = f"{part.table}.{field.name}.{number}"
+            add = partial(self._add_entry, builder, field, entries[part.table], pending)
+            add(tensor, codec, encoded.records, rows)
+            if encoded.held is not None:
+                left = np.flatnonzero(~encoded.held)
+                ids = left + part.rows.start if isinstance(part.rows, range) else part.rows[left]
+                beside = self._add_row_set(builder, part.table, f"{tensor}.raw.rows", ids, pending)
+                add(f"{tensor}.raw", "raw", values[left], beside)
         if entries is self._entries and shard.col_start == 0:
             self._rows += len(part.rows)
+
+    def _add_row_set(self, builder: PackBuilder, table: int, tensor: str, ids: np.ndarray, pending: _Pending) -> int:
+        """The row set's number; its span is filled in once the pack is written."""
+        place, count, raw = len(self._rowsets[table]), len(ids), encode_rows(ids)
+        at = builder.add(tensor, "uint8", (len(raw),), [raw])
+        self._rowsets[table].append(RowSet(count, Span(0, "", 0, 0, "")))
+
+        def fill(spans: list[Span]) -> None:
+            self._rowsets[table][place] = RowSet(count, spans[at])
+
+        pending.append(fill)
+        return place
+
+    @staticmethod
+    def _add_entry(
+        builder: PackBuilder,
+        field: Field,
+        entries: list[Entry],
+        pending: _Pending,
+        tensor: str,
+        codec: str,
+        records: np.ndarray,
+        rows: range | int,
+    ) -> None:
+        typed = codec == "raw" and field.dtype not in _AS_BYTES
+        dtype, shape = (field.dtype, (len(records), field.width)) if typed else ("uint8", records.shape)
+        at = builder.add(tensor, dtype, shape, [_bytes_of(records)])
+        size = records.shape[1]
+        pending.append(lambda spans: entries.append(Entry(field.name, codec, size, rows, spans[at])))
 
     def add_state(self, copies: Sequence[StateCopy], pack_bytes: int) -> tuple[State, ...]:
         """Write the state's tensors, in packs of about ``pack_bytes``."""

@@ -212,6 +212,7 @@ class Resume:
         user = self._user_of(state, seq)
         known: list[Table] = [t for t in tables if t.shard.table in shards]
         notes = load_tables(self._repository, found, known, threads=self._settings.read_threads)
+        complete = not notes  # a mean is another state than the one that deltas would count from
         if not found.same_ranks:
             saved = len(found.links[-1].manifest.ranks)
             notes.append(
@@ -227,7 +228,7 @@ class Resume:
             restore_rng(rng)  # last: loading may draw random numbers
         for difference in differences:
             log.warning("not strict: %s", difference)
-        return found, not differences, notes
+        return found, complete and not differences, notes
 
     def _user_of(self, state: dict[str, Any], seq: int) -> dict[str, Any]:
         user: dict[str, Any] = state.pop(USER, {})

@@ -241,10 +241,10 @@ class Saver:
     def _outcome(self) -> Report | None:
         """How the attempt before ended. Kept until a meeting has taken place."""
         flight = self._flight
-        if flight is None or self._rank != 0:
+        if flight is None or self._rank != 0 or not flight.written.is_set():
             return None
         if self._told is None:
-            assert flight.verdict is not None, "a flight is settled when it is done"
+            assert flight.verdict is not None
             self.planner.settle(flight.attempt, flight.verdict)
             self._told = {
                 "attempt": flight.attempt.attempt,
@@ -256,8 +256,10 @@ class Saver:
     def _take_in(self, host: Report) -> None:
         """Settle by rank 0's word; raise what it says that all ranks raise."""
         flight = self._flight
-        self._settle(host["outcome"])
         self.call = Call(host["go"], host["next"])
+        if host["outcome"] is not None:
+            self._settle(host["outcome"])
+        assert self._flight is None or self.call.go != "save", "rank 0 saves when nothing is in flight"
         if host["outcome"] is not None and host["outcome"]["unraised"]:
             if flight is not None and (error := flight.handle._unraised()) is not None:
                 raise error

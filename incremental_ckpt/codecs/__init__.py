@@ -5,6 +5,7 @@ It must not know tables, packs or stores; its numpy side must not import torch.
 
 from __future__ import annotations
 
-from incremental_ckpt.codecs.base import Codec, codec_named, decode_records
+from incremental_ckpt.codecs.base import Codec, Encoded
+from incremental_ckpt.codecs.registry import codec_for, codec_named, decode_records, encode_values
 
-__all__ = ["Codec", "codec_named", "decode_records"]
+__all__ = ["Codec", "Encoded", "codec_for", "codec_named", "decode_records", "encode_values"]

@@ -1,6 +1,6 @@
-"""The codec protocol and the codecs by name.
+"""What a codec is.
 
-It must not know tables, packs or stores.
+It must not know any one codec, tables, packs or stores.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from incremental_ckpt.codecs.raw import RawCodec
-from incremental_ckpt.errors import FormatError
 from incremental_ckpt.model import Field
 
 
@@ -34,33 +32,18 @@ class Encoded:
 
 
 class Codec(Protocol):
-    """Rows to records, row by row: a record depends on its row alone and its size on the field alone."""
+    """Rows to records, row by row: a record depends on its row alone and its size on the field alone.
+
+    A held row's record is what its decoded row encodes to, so that saving and resuming again and again moves no row.
+    """
 
     name: str
 
     def record_bytes(self, field: Field) -> int:
         """Bytes of one record."""
 
-    def encode(self, rows: np.ndarray, field: Field) -> np.ndarray:
-        """``uint8 [n, field.row_bytes]`` to ``uint8 [n, record_bytes]``; may return its argument."""
+    def encode(self, rows: np.ndarray, field: Field) -> Encoded:
+        """``uint8 [n, field.row_bytes]`` to records; they may be the argument itself."""
 
     def decode(self, records: np.ndarray, field: Field) -> np.ndarray:
         """``uint8 [n, record_bytes]`` to ``[n, field.width]`` in the field's dtype, or float32 where numpy lacks it."""
-
-
-_CODECS: dict[str, Codec] = {codec.name: codec for codec in (RawCodec(),)}
-
-
-def codec_named(name: str) -> Codec:
-    """Raises FormatError for a codec that this version does not know."""
-    if name not in _CODECS:
-        raise FormatError(
-            f"codec {name!r} is not known to this version; it knows: {', '.join(sorted(_CODECS))}. Upgrade "
-            "incremental_ckpt"
-        )
-    return _CODECS[name]
-
-
-def decode_records(records: np.ndarray, codec: str, field: Field) -> np.ndarray:
-    """Records of an entry as ``[n, field.width]``."""
-    return codec_named(codec).decode(records, field)

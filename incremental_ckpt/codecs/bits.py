@@ -23,7 +23,7 @@ def pack(codes: Codes, bits: int, into: Codes) -> None:
     per_word = 8 if bits == 3 else 8 // bits
     words = _words(codes, per_word)
     if bits == 3:
-        packed = sum(((words >> (8 * i)) & 7) << (3 * i) for i in range(8))
+        packed = np.bitwise_or.reduce([((words >> (8 * i)) & 7) << (3 * i) for i in range(8)])
         into[...] = packed.view(np.uint8).reshape(*packed.shape, 8)[..., :3].reshape(len(codes), -1)[:, : into.shape[1]]
     elif bits == 4:
         np.copyto(into, words | (words >> 4), casting="unsafe")
@@ -41,7 +41,7 @@ def unpack(packed: Codes, bits: int, width: int) -> Codes:
         padded[:, : packed.shape[1]] = packed
         triples = padded.reshape(len(packed), groups, 3).astype(np.uint64)
         together = triples[..., 0] | (triples[..., 1] << 8) | (triples[..., 2] << 16)
-        words = sum(((together >> (3 * i)) & 7) << (8 * i) for i in range(8))
+        words = np.bitwise_or.reduce([((together >> (3 * i)) & 7) << (8 * i) for i in range(8)])
     elif bits == 4:
         words = packed.astype("<u2")
         words |= words << 4
@@ -52,7 +52,8 @@ def unpack(packed: Codes, bits: int, width: int) -> Codes:
         words &= 0x000F000F
         words |= words << 6
         words &= 0x03030303
-    return words.view(np.uint8).reshape(len(packed), -1)[:, :width]
+    codes: Codes = words.view(np.uint8).reshape(len(packed), -1)[:, :width]
+    return codes
 
 
 def _words(codes: Codes, per_word: int) -> np.ndarray:

@@ -46,7 +46,7 @@ class Fit:
 
     Attributes:
         step_codes, offset_codes: ``uint16 [n]`` and ``int16 [n]``.
-        held: ``bool [n]``: the row has such a grid, and its lowest and highest element take the lowest and highest code.
+        held: ``bool [n]``: the row has such a grid, and its ends take the lowest and the highest code.
         constant: ``bool [n]``: all elements are equal and finite.
     """
 
@@ -69,10 +69,10 @@ class _Grid:
 class GridSearch:
     """Finds a grid per row.
 
-    The first candidate spans lowest to highest element. Where there are shrinks or rounds, a second one is sought: of the
-    grids that lie up to half a step inside at either end the one with the least squared error, then alternately codes by
-    grid and grid by least squares. It is taken where its squared error, with step and offset as they are stored, is
-    lower. A row that lies on a grid already therefore keeps it.
+    The first candidate spans lowest to highest element. Where there are shrinks or rounds, a second one is sought: of
+    the grids that lie up to half a step inside at either end the one with the least squared error, then alternately
+    codes by grid and grid by least squares. It is taken where its squared error, with step and offset as they are
+    stored, is lower. A row that lies on a grid already therefore keeps it.
 
     Args:
         bits: of a code, 2 to 8.
@@ -249,7 +249,7 @@ class _Block:
     def _shaped(self, flat: np.ndarray) -> np.ndarray:
         return flat[: self.count * self.width].reshape(self.width // self._lanes, self.count * self._lanes)
 
-    def spread(self, per_row: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    def spread(self, per_row: np.ndarray) -> np.ndarray:
         """A number per row beside each of its elements."""
         return np.repeat(per_row, self._lanes) if self._lanes > 1 else per_row
 

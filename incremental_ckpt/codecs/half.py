@@ -18,8 +18,8 @@ class HalfCodec:
     """Elements rounded to nearest, ties to even.
 
     A row is held if every element is finite before and after, and if its largest magnitude is a normal number of the
-    codec's dtype or the row is kept exactly. Each element is then within 2^-11 (``fp16``) or 2^-8 (``bf16``) of the row's
-    largest magnitude, times that.
+    codec's dtype or the row is kept exactly. No element is then off by more than 2^-11 (``fp16``) or 2^-8 (``bf16``)
+    times that largest magnitude.
     """
 
     def __init__(self, name: str, *, least_normal: float, overflow: float) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from incremental_ckpt.codecs.base import Encoded
+from incremental_ckpt.codecs.values import numbers_of
 from incremental_ckpt.model import Field
 
 
@@ -16,19 +18,14 @@ class RawCodec:
     def record_bytes(self, field: Field) -> int:
         return field.row_bytes
 
-    def encode(self, rows: np.ndarray, field: Field) -> np.ndarray:
+    def encode(self, rows: np.ndarray, field: Field) -> Encoded:
         del field
-        return rows
+        return Encoded(rows)
 
     def decode(self, records: np.ndarray, field: Field) -> np.ndarray:
-        records = np.ascontiguousarray(records)
-        if field.dtype == "bfloat16":
-            # float32 with the low half of the mantissa cut off
-            return (records.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(len(records), field.width)
         if field.dtype.startswith("float8"):
             return _decode_float8(records, field.dtype).reshape(len(records), field.width)
-        values: np.ndarray = records.view(np.dtype(field.dtype).newbyteorder("<")).reshape(len(records), field.width)
-        return values
+        return numbers_of(records, field).reshape(len(records), field.width)
 
 
 def _decode_float8(records: np.ndarray, dtype: str) -> np.ndarray:
@@ -46,3 +43,6 @@ def _decode_float8(records: np.ndarray, dtype: str) -> np.ndarray:
         values[top] = np.where(mantissa[top] == 0, sign[top] * np.inf, np.nan)
     decoded: np.ndarray = values.astype(np.float32)[records]
     return decoded
+
+
+RAW = RawCodec()

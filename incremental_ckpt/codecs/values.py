@@ -5,12 +5,15 @@ It must not know codecs or records.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from incremental_ckpt.model import Field
 
-Float32s = npt.NDArray[np.float32]
+Float32s = npt.NDArray[Any]
+"""float32, which numpy's stubs lose in a division."""
 _LEAST_NORMAL_FLOAT16 = 113 << 23
 _FLOAT16_OVERFLOW = 143 << 23
 UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -54,9 +57,7 @@ def float16_of(values: Float32s) -> npt.NDArray[np.uint16]:
     rounded -= np.uint32(112 << 23)
     rounded >>= 13
     halves = rounded.astype(np.uint16)
-    bits = bits >> 16
-    bits &= 0x8000
-    halves |= bits.astype(np.uint16)
+    halves |= ((bits >> 16) & 0x8000).astype(np.uint16)
     for places in (small, large):
         halves.reshape(-1)[places] = values.reshape(-1)[places].astype(np.float16).view(np.uint16)
     return halves
