@@ -87,10 +87,11 @@ class Persister:
         )
         error: CheckpointError | None = None
         mine: Ballot | None = None
-        voted = False
+        may_report = False
         try:
             try:
                 self._repository.create()  # on every rank: no object may come before repo.json
+                may_report = True
                 for packful, overriding in content.packfuls:
                     writer.add_rows(packful, overriding=overriding)
                     if interrupt.is_set():
@@ -98,11 +99,11 @@ class Persister:
                 state = writer.add_state(content.state, self._settings.pack_bytes)
             finally:
                 content.end()
-            voted = True
+            may_report = False  # a vote whose answer is lost may stand: there is no second one (I2)
             mine = writer.vote(state)
         except Exception as cause:  # whatever it is, it fails this save and no other
             error = _save_error(attempt, cause)
-            if not voted:  # a vote whose answer is lost may stand: there is no second one (I2)
+            if may_report:
                 self._report_failure(writer, cause)
         if self._rank == 0:
             return self._decide(attempt, mine, error)

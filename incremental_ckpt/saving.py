@@ -222,7 +222,7 @@ class Saver:
         return _Prepared(tables, flatten_state({**part, **extra_state()}))
 
     def _shards_of_parent(self) -> tuple[Shard, ...]:
-        """Those of the base that the next delta builds on. If the base in flight has failed, the next save is one anyway."""
+        """Those of the base that the next delta builds on. If the one in flight has failed, the next save is a base."""
         flight = self._flight
         return flight.shards if flight is not None and flight.attempt.kind == "base" else self._parent_shards
 

@@ -16,7 +16,6 @@ import torch
 
 from incremental_ckpt.errors import MismatchError
 
-
 BY_RULE = "resumed_by_rule"
 """What a job put back by a rule instead of bit for bit; recorded with its checkpoints, no fact to compare."""
 

@@ -230,9 +230,8 @@ class Repository:
         if seq not in seqs:
             raise NotFoundError(
                 f"{self.store.url} has no checkpoint {seq}"
-                + (f"; it has {seqs[0]} to {seqs[-1]} ({len(seqs)} of them)" if seqs else ": it is empty"),
-                key=layout.manifest_key(seq),
-            )
+                + (f"; it has {seqs[0]} to {seqs[-1]} ({len(seqs)} of them)" if seqs else ": it is empty")
+            )  # no key: it is not that a named object is missing
         return seq
 
     def links(self, seq: int, listing: Listing | None = None) -> list[Link]:

@@ -120,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         "one_vote_of_a_rank", "a rank whose vote got no answer votes again, otherwise",
-        Persister, "persist", "if not voted:", "if True:", ("I2",),
+        Persister, "persist", "may_report = False  # a vote whose", "may_report = True  # a vote whose", ("I2",),
     ),
     Mutant(
         "votes_are_awaited", "rank 0 commits although another rank has failed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from budget import FACTOR
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from torch import nn
 
 from incremental_ckpt import (
@@ -329,7 +330,7 @@ class Machine(RuleBasedStateMachine):
         self.process = self.new_process()
 
 
-Machine.TestCase.settings = settings(
+SETTINGS = settings(
     max_examples=25 * FACTOR,
     stateful_step_count=30,
     deadline=None,
@@ -337,4 +338,9 @@ Machine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     print_blob=True,
 )
-TestMachine = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")(Machine.TestCase)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+def test_any_sequence_of_deeds_leaves_what_was_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("incremental_ckpt"), "disabled", True)
+    run_state_machine_as_test(Machine, settings=SETTINGS)

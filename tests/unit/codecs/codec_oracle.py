@@ -85,11 +85,14 @@ def ordinary(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
 
 
 def of_any_bits(rng: np.random.Generator, rows: int, of: Field) -> np.ndarray:
-    """Rows of bytes that nobody chose: NaN, infinities, denormals and every magnitude among them."""
-    raw = rng.integers(0, 256, (rows, of.row_bytes), dtype=np.uint8)
-    few = rng.integers(0, 4, rows)
-    raw[few == 0] = raw[few == 0][:, : of.row_bytes // of.width].repeat(1, axis=0)[:, :1]  # one byte all over
-    raw[few == 1] = raw[few == 1, : of.row_bytes // of.width].reshape(-1, 1, of.row_bytes // of.width).repeat(
-        of.width, axis=1
-    ).reshape(-1, of.row_bytes)  # one number all over
-    return raw
+    """Rows of bytes that nobody chose: NaN, infinities, denormals and every magnitude among them. Some repeat one
+    number, some have one foreign number in an ordinary row."""
+    size = of.row_bytes // of.width
+    raw = rng.integers(0, 256, (rows, of.width, size), dtype=np.uint8)
+    kind = rng.integers(0, 3, rows)
+    raw[kind == 0] = raw[kind == 0][:, :1]
+    good = table(ordinary(rng, rows, of.width), of.dtype)[0].reshape(raw.shape)
+    foreign = raw[kind == 1][:, 0].copy()
+    raw[kind == 1] = good[kind == 1]
+    raw[np.flatnonzero(kind == 1), rng.integers(0, of.width, len(foreign))] = foreign
+    return raw.reshape(rows, of.row_bytes)
