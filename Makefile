@@ -10,7 +10,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY_TO_TEST := $(VENV)/.ready-to-test
-INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
+INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:

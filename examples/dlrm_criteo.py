@@ -33,6 +33,8 @@ from incremental_ckpt.errors import CheckpointError
 
 EXIT_BAD_INPUT = 2
 EXIT_CHECKPOINT = 3
+CODECS = ("raw", "fp16", "bf16", "int8", "int4", "int3", "int2", "auto")
+KINDS = ("full", "one-shot", "consecutive", "intermittent")
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -45,10 +47,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=_positive, default=1000, help="train up to this step")
     parser.add_argument("--save-every", type=_positive, default=100, metavar="K", help="steps between two checkpoints")
-    parser.add_argument(
-        "--codec", default="raw", help="raw, fp16, bf16, int8, int4, int3, int2 or auto; only raw resumes bit for bit"
-    )
-    parser.add_argument("--kind", default="intermittent", help="full, one-shot, consecutive or intermittent")
+    parser.add_argument("--codec", choices=CODECS, default="raw", help="of table rows; only raw resumes bit for bit")
+    parser.add_argument("--kind", choices=KINDS, default="intermittent", help="which checkpoints carry all rows")
     parser.add_argument("--batch-size", type=_positive, default=256, help="samples per step and process")
     parser.add_argument("--embedding-dim", type=_positive, default=32)
     parser.add_argument("--max-rows-per-table", type=_positive, default=200_000)

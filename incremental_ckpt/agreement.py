@@ -50,8 +50,8 @@ def check_same_model(reports: Sequence[Report]) -> None:
             ("objects", "have registered different state objects"),
             ("dense", "hold different replicated parameters"),
         ):
-            if report[name] != first[name]:
-                detail = f" ({first[name]} and {report[name]})" if name != "dense" else ""
+            if report.get(name) != first.get(name):
+                detail = f" ({first.get(name)} and {report.get(name)})" if name != "dense" else ""
                 raise MismatchError(f"ranks 0 and {rank} {what}{detail}; nothing was written")
         for table, facts in report["tables"].items():
             other, theirs = known.setdefault(table, (rank, facts))
@@ -63,8 +63,11 @@ def check_same_model(reports: Sequence[Report]) -> None:
                 )
 
 
-def written_error(error: CheckpointError | None) -> list[str] | None:
-    return None if error is None else [type(error).__name__, str(error)]
+def written_error(error: Exception | None) -> list[str] | None:
+    if error is None or isinstance(error, CheckpointError):
+        return None if error is None else [type(error).__name__, str(error)]
+    # What a caller's state_dict() or load_state_dict() raises; the rank itself raises it as it is.
+    return [CheckpointError.__name__, f"{type(error).__name__}: {error}"]
 
 
 def first_error(reports: Sequence[Report], rank: int) -> CheckpointError | None:

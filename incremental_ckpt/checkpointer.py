@@ -17,14 +17,21 @@ from typing import Any, Self, get_args
 import torch
 
 from incremental_ckpt.adapters import adapt
-from incremental_ckpt.agreement import check_same_model, model_report
+from incremental_ckpt.agreement import (
+    Report,
+    check_same_call,
+    check_same_model,
+    first_error,
+    model_report,
+    written_error,
+)
 from incremental_ckpt.codecs import codec_named
 from incremental_ckpt.coordinator import coordinator
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.events import Event, ResumeEvent, SkipEvent
 from incremental_ckpt.flight import SaveHandle
 from incremental_ckpt.format.layout import new_id
-from incremental_ckpt.model import Progress, Table
+from incremental_ckpt.model import ModelAdapter, Progress
 from incremental_ckpt.planning import Facts
 from incremental_ckpt.policy import BusyPolicy, EverySteps, KindPolicy, When
 from incremental_ckpt.repository import Repository
@@ -90,19 +97,19 @@ class Checkpointer:
         codecs = {"weight": codec_named(codec), "optimizer": codec_named(optimizer_codec)}
         self._ranks = coordinator(settings.vote_timeout)
         self._opened_store = isinstance(store, str | os.PathLike)
-        self._repository = Repository(open_store(store))
-        self._adapter = adapt(model, optimizer)
-        tables = self._adapter.tables()
-        self._tracker = Tracker(tables)
+        self._repository, self._adapter, reports = self._agreed_parts(
+            lambda: (Repository(open_store(store)), adapt(model, optimizer))
+        )
+        job: str = reports[0]["job"]
+        self._tracker = Tracker(self._adapter.tables())
         self._environment = describe(self._ranks.world_size)
-        job = self._agreed_job(tables)
         self._saver = Saver(
             self._repository, self._adapter, self._tracker, self._ranks, codecs, settings,
             job=job, environment=self._environment, clock=clock,
         )  # fmt: skip
         self._resume = Resume(
             self._repository, self._adapter, self._user_state, settings, self._ranks,
-            job=job, strict=strict, clock=clock,
+            job=job, tables_elsewhere={name for each in reports for name in each["tables"]}, strict=strict, clock=clock,
         )  # fmt: skip
         self._schedule = Schedule(
             (when,) if not isinstance(when, Sequence) else tuple(when), busy, clock, alone=self._ranks.world_size == 1
@@ -129,7 +136,7 @@ class Checkpointer:
         """
         self._open()
         self._saver.drain(self._settings.drain_timeout)
-        self._saver.raise_failure()
+        self._saver.settle()
         self._saver.must_start_over()
         resumed = self._resume.run(step)
         if resumed is None:
@@ -283,20 +290,38 @@ class Checkpointer:
     def _extra_state(self) -> dict[str, Any]:
         return {USER: {name: thing.state_dict() for name, thing in self._user_state.items()}, RNG: capture_rng()}
 
-    def _agreed_job(self, tables: Sequence[Table]) -> str:
-        """The job's name, which is rank 0's, once all ranks have the same model.
+    def _agreed_parts(
+        self, make: Callable[[], tuple[Repository, ModelAdapter]]
+    ) -> tuple[Repository, ModelAdapter, Sequence[Report]]:
+        """What is made here, and every rank's report, once all ranks have made theirs for the same model.
 
         Raises:
-            MismatchError: they have not.
+            MismatchError: the models differ.
+            Exception: what some rank could not make; on every rank.
         """
-        state = self._adapter.state()
+        report: Report = {"what": "open"}
+        made: tuple[Repository, ModelAdapter] | None = None
+        failure: Exception | None = None
+        try:
+            made = make()
+            report = self._model_report(made[1])
+        except Exception as cause:  # whatever it is, the other ranks are to hear of it
+            failure = cause
+        report["error"] = written_error(failure)
+        report["job"] = new_id() if self._ranks.rank == 0 else None  # reports that are alike travel once
+        reports = self._ranks.meet(report)
+        check_same_call(reports)
+        if (error := failure or first_error(reports, self._ranks.rank)) is not None:
+            raise error
+        check_same_model(reports)
+        assert made is not None
+        return *made, reports
+
+    def _model_report(self, adapter: ModelAdapter) -> Report:
+        state = adapter.state()
         replicated = state.get("replicated", ())
         shared = {n: t.shape for n, t in state["dense"].items() if n in replicated}
-        report = model_report([t.shard for t in tables], shared, list(self._user_state), __version__)
-        reports = self._ranks.meet({**report, "job": new_id()})
-        check_same_model(reports)
-        job: str = reports[0]["job"]
-        return job
+        return model_report([t.shard for t in adapter.tables()], shared, list(self._user_state), __version__)
 
     def _emit(self, events: Sequence[Event]) -> None:
         if self._on_event is not None:

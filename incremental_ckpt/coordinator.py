@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,6 +20,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from incremental_ckpt.errors import SaveError
+
+_GRACE_SECONDS = 15.0
+"""How much longer a rank waits for rank 0 than rank 0 waits for the others."""
 
 
 class Coordinator(Protocol):
@@ -51,9 +56,9 @@ class RendezvousStore:
     """The ranks of torch.distributed's default group, meeting in the key-value store through which they found each
     other.
 
-    Every rank puts its report; rank 0 collects them and puts what all may know. A gloo group would not do: a receive
-    that times out
-    closes the connections to all ranks, so nobody could be told who is missing.
+    Every rank puts its report; rank 0 collects them and puts what all may know, equal reports once: hundreds of ranks
+    mostly say the same. A gloo group would not do: a receive that times out closes the connections to all ranks, so
+    nobody could be told who is missing.
 
     Args:
         timeout: how long to wait for a rank, in seconds.
@@ -61,37 +66,41 @@ class RendezvousStore:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
+        self._patience = 2 * timeout + _GRACE_SECONDS
         self._store = PrefixStore("incremental_ckpt", _get_default_store())
         # Checkpointers are made in the same order on every rank, so the count names the same one everywhere.
         self._name = str(next(_made))
         self._meetings = 0
+        self._uncleared: list[int] = []
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 
     def meet(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         self._meetings += 1
-        self._store.set(self._key(self.rank), _written(report))
-        if self.rank == 0:
-            self._collect()
         try:
-            told = self._get("all", 2 * self._timeout + 15)
+            self._store.set(self._key(self.rank), _written(report))
+            if self.rank == 0:
+                self._collect()
+            told = self._get("all", self._patience)
         except RuntimeError as error:
-            raise SaveError(
-                f"rank {self.rank} waited in vain for rank 0 ({2 * self._timeout + 15:g} s). Is it alive, and does it "
-                "call "
-                "step() or save_checkpoint() at the same steps? Nothing was saved"
-            ) from error
+            raise SaveError(self._no_answer(error)) from error
         if told["missing"]:
             names = ", ".join(map(str, told["missing"]))
             raise SaveError(
                 f"ranks that did not come to the meeting within {self._timeout:g} s: {names} (of {self.world_size}; "
-                "this is "
-                f"rank {self.rank}). Are they alive, and do all ranks call step() or save_checkpoint() at the same "
-                "steps? "
-                "Nothing was saved"
+                f"this is rank {self.rank}). Are they alive, and do all ranks call step() or save_checkpoint() at the "
+                "same steps? Nothing was saved"
             )
-        reports: list[dict[str, Any]] = told["reports"]
-        return reports
+        distinct: list[dict[str, Any]] = told["distinct"]
+        return [distinct[place] for place in told["reports"]]
+
+    def _no_answer(self, error: Exception) -> str:
+        if self.rank == 0:
+            return f"rank 0 has lost the store of torch.distributed: {error}. Nothing was saved"
+        return (
+            f"rank {self.rank} waited in vain for rank 0 (at most {self._patience:g} s): {error}. Is it alive, and "
+            "does it call step() or save_checkpoint() at the same steps? Nothing was saved"
+        )
 
     def _collect(self) -> None:
         deadline = time.monotonic() + self._timeout
@@ -101,10 +110,15 @@ class RendezvousStore:
                 reports.append(self._get(rank, max(0.01, deadline - time.monotonic())))
             except RuntimeError:
                 missing.append(rank)
-        self._store.set(self._key("all"), _written({"missing": missing, "reports": [] if missing else reports}))
-        # Whoever is here has read the answer of the meeting before the last.
-        for old in [*range(self.world_size), "all"] if self._meetings > 2 else ():
-            self._store.delete_key(self._key(old, self._meetings - 2))
+        distinct, places = ([], []) if missing else _deduplicated(reports)
+        self._store.set(self._key("all"), _written({"missing": missing, "distinct": distinct, "reports": places}))
+        if not missing:
+            # Whoever is here has read the answers of all meetings before. A late rank still has to read its own.
+            for meeting in self._uncleared:
+                for old in (*range(self.world_size), "all"):
+                    self._store.delete_key(self._key(old, meeting))
+            self._uncleared = []
+        self._uncleared.append(self._meetings)
 
     def _get(self, who: int | str, timeout: float) -> dict[str, Any]:
         self._store.wait([self._key(who)], timedelta(seconds=timeout))
@@ -118,12 +132,36 @@ class RendezvousStore:
 _made = itertools.count()
 
 
+def _deduplicated(reports: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[int]]:
+    """The different reports, and for each rank which of them is its own."""
+    distinct: list[dict[str, Any]] = []
+    known: dict[str, int] = {}
+    places = []
+    for report in reports:
+        place = known.setdefault(_written(report), len(distinct))
+        if place == len(distinct):
+            distinct.append(report)
+        places.append(place)
+    return distinct, places
+
+
 def _written(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
 def coordinator(timeout: float) -> Coordinator:
-    """The coordinator of this process: torch.distributed's ranks if it is initialised with several of them."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return RendezvousStore(timeout)
+    """The coordinator of this process: torch.distributed's ranks if it is initialised with several of them.
+
+    Raises:
+        ValueError: the launcher has started several ranks, and they are not connected.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return RendezvousStore(timeout) if dist.get_world_size() > 1 else SingleProcess()
+    told = os.environ.get("WORLD_SIZE", "1")
+    if told != "1" and "RANK" in os.environ:
+        raise ValueError(
+            f"the launcher says that there are {told} ranks (WORLD_SIZE), and torch.distributed is not initialised: "
+            "call torch.distributed.init_process_group() before you make a Checkpointer, or every rank would save as "
+            "a job of its own"
+        )
     return SingleProcess()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.model import CheckpointInfo, Shard
@@ -49,6 +50,8 @@ class SaveHandle:
         return self._info
 
     def _finish(self, info: CheckpointInfo | None, error: CheckpointError | None) -> None:
+        if self.done():
+            return  # rank 0 had told the outcome before this rank's store answered
         self._info, self._error = info, error
         self._finished.set()
 
@@ -65,6 +68,8 @@ class Flight:
     """The one attempt that may be under way.
 
     Attributes:
+        chain_length: how many checkpoints a resume from it replays.
+        outcome: rank 0's word, once it is told.
         interrupt: set when rank 0 has told the outcome: this rank need not look for it any more.
         written: set when the background has let go of the snapshot.
     """
@@ -73,6 +78,8 @@ class Flight:
     handle: SaveHandle
     shards: tuple[Shard, ...]
     stall_seconds: float = 0.0
+    chain_length: int = 1
+    outcome: Mapping[str, Any] | None = None
     verdict: Verdict | None = None
     interrupt: threading.Event = field(default_factory=threading.Event)
     written: threading.Event = field(default_factory=threading.Event)

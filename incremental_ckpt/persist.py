@@ -44,6 +44,9 @@ class Verdict:
     looked: bool
 
 
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+"""Between two looks for what another rank writes, in seconds."""
+
 UNDECIDED = Verdict(None, None, None, False)
 """This rank does not know; rank 0 tells at the next meeting."""
 
@@ -121,7 +124,7 @@ class Persister:
         committed: Manifest | None = None
         if error is None and mine is not None:
             try:
-                ballots = [mine, *(self._await_vote(attempt, rank) for rank in range(1, self._world_size))]
+                ballots = [mine, *self._await_votes(attempt)]
                 committed = self._repository.commit(self._manifest(attempt, ballots))
             except Exception as failure:
                 error = failure if isinstance(failure, (SaveError, ConflictError)) else _save_error(attempt, failure)
@@ -140,11 +143,30 @@ class Persister:
             environment=attempt.environment,
         )  # fmt: skip
 
-    def _await_vote(self, attempt: Attempt, rank: int) -> Ballot:
-        key = layout.rank_manifest_key(attempt.seq, attempt.attempt, rank)
-        missing = f"rank {rank} has not voted on seq {attempt.seq} (step {attempt.step})"
-        raw = self._await_object(key, missing, threading.Event())
-        assert raw is not None
+    def _await_votes(self, attempt: Attempt) -> list[Ballot]:
+        """Those of all other ranks, in order. A failed one ends the waiting, whoever is still missing."""
+        keys = {
+            layout.rank_manifest_key(attempt.seq, attempt.attempt, rank): rank for rank in range(1, self._world_size)
+        }
+        ballots: dict[int, Ballot] = {}
+        deadline = self._clock() + self._settings.vote_timeout
+        pause = _SHORTEST_PAUSE
+        while len(ballots) < len(keys):
+            # One listing shows who has voted; asking for each vote would be a request for every rank in every round.
+            prefix = layout.attempt_prefix(attempt.seq, attempt.attempt)
+            for key in sorted(keys.keys() & {o.key for o in self._repository.store.list(prefix)}):
+                if keys[key] not in ballots:
+                    ballots[keys[key]] = self._vote_of(attempt, keys[key], key)
+                    pause = _SHORTEST_PAUSE
+            if len(ballots) < len(keys):
+                if self._clock() > deadline:
+                    raise SaveError(self._no_votes(attempt, [r for r in keys.values() if r not in ballots]))
+                self._sleep(pause)
+                pause = min(pause * 1.5, _LONGEST_PAUSE)
+        return [ballots[rank] for rank in sorted(ballots)]
+
+    def _vote_of(self, attempt: Attempt, rank: int, key: str) -> Ballot:
+        raw = bytes(self._repository.store.get(key))
         vote = RankManifest.from_bytes(raw, key)
         if vote.vote != "ok":
             raise SaveError(
@@ -152,10 +174,18 @@ class Persister:
             )
         return ballot_of(vote, raw)
 
+    def _no_votes(self, attempt: Attempt, missing: Sequence[int]) -> str:
+        ranks = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
+        return (
+            f"{ranks} not voted on seq {attempt.seq} (step {attempt.step}) within {self._settings.vote_timeout:g} s: "
+            f"rank 0 finds no vote in its store ({self._repository.store.url}). Are they alive, and do all ranks write "
+            "to this very store?"
+        )
+
     def _await_object(self, key: str, missing: str, interrupt: threading.Event) -> bytes | None:
         """The object as soon as it is there; None once interrupted."""
         deadline = self._clock() + self._settings.vote_timeout
-        pause = 0.002
+        pause = _SHORTEST_PAUSE
         while True:
             try:
                 return bytes(self._repository.store.get(key))
@@ -168,7 +198,7 @@ class Persister:
                         f"same store ({self._repository.store.url})?"
                     ) from None
             self._sleep(pause)
-            pause = min(pause * 1.5, 0.1)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     def _look(self, attempt: Attempt, committed: Manifest | None, error: CheckpointError | None) -> Verdict:
         """What the store holds now decides what the next attempt counts from, not what this one believes."""

@@ -5,18 +5,45 @@ It must not know clocks, stores or ranks: what it decides on is handed to it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 KindPolicy = Literal["full", "one-shot", "consecutive", "intermittent"]
 BusyPolicy = Literal["defer", "wait", "skip"]
 
 
 @dataclass(frozen=True)
+class Costs:
+    """What training steps and the last save cost, as measured. All in seconds.
+
+    Attributes:
+        step: a training step while nothing is being persisted, on average.
+        stall: for how long the last save kept the training thread; 0 where none has been seen yet.
+        persist: from then until it was durable (or had failed).
+        slowdown: what training steps took longer meanwhile, in sum.
+        per_save: stall and slowdown, averaged over the last saves.
+        durable: whether the last save has ended.
+    """
+
+    step: float
+    stall: float = 0.0
+    persist: float = 0.0
+    slowdown: float = 0.0
+    per_save: float = 0.0
+    durable: bool = True
+
+
+@dataclass(frozen=True)
 class Moment:
     """A step boundary, and the last one at which a save happened (or the run began). Seconds are of one monotonic
-    clock."""
+    clock.
+
+    Attributes:
+        costs: what has been measured; None while there is too little of it.
+        trained_seconds: training since the last save, without stalls and slowdown.
+    """
 
     step: int
     epoch: int | None
@@ -24,6 +51,8 @@ class Moment:
     last_step: int
     last_epoch: int | None
     last_seconds: float
+    costs: Costs | None = None
+    trained_seconds: float = 0.0
 
 
 class When(Protocol):
@@ -37,6 +66,14 @@ class When(Protocol):
 
     def due(self, moment: Moment) -> bool:
         """Whether to save now."""
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A policy that looks at the clock and knows how long it need not be asked."""
+
+    def wait(self, moment: Moment) -> float:
+        """Seconds until it may be due at the earliest; 0 where it cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +105,9 @@ class EverySeconds:
     def due(self, moment: Moment) -> bool:
         return moment.seconds - moment.last_seconds >= self.seconds
 
+    def wait(self, moment: Moment) -> float:
+        return max(0.0, self.seconds - (moment.seconds - moment.last_seconds))
+
 
 @dataclass(frozen=True)
 class EveryEpoch:
@@ -77,6 +117,72 @@ class EveryEpoch:
 
     def due(self, moment: Moment) -> bool:
         return moment.epoch is not None and moment.last_epoch is not None and moment.epoch != moment.last_epoch
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far apart saves should be.
+
+    Attributes:
+        steps: training steps from one save to the next.
+        seconds: of undisturbed training that the last save has to be followed by, whether it is durable or not.
+        bound_by: what asks for no less: that the last save is ``durable``, the ``budget``, or the ``mtbf``.
+    """
+
+    steps: int
+    seconds: float
+    bound_by: Literal["durable", "budget", "mtbf"]
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """As often as the costs measured allow, after CheckFreq (FAST'21).
+
+    Every save pays for itself: the next one comes when stall and slowdown of the last are at most ``max_overhead`` of
+    the training since, and the last is durable. So the overhead stays in the budget, whatever a save costs and
+    however that changes.
+
+    Args:
+        max_overhead: the budget, as a share of training time.
+        mtbf: mean time between failures in seconds. Saves are then no more frequent than Young and Daly find best:
+            every sqrt(2 * cost of a save * mtbf) seconds; None: as frequent as the budget allows.
+    """
+
+    max_overhead: float = 0.035
+    mtbf: float | None = None
+    same_on_all_ranks = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_overhead < math.inf:
+            raise ValueError(f"Adaptive takes a positive overhead, as a share of training time: not {self.max_overhead}")
+        if self.mtbf is not None and not self.mtbf > 0:
+            raise ValueError(f"Adaptive takes a positive mtbf in seconds, or None: not {self.mtbf}")
+
+    def due(self, moment: Moment) -> bool:
+        costs = moment.costs
+        return costs is not None and costs.durable and moment.trained_seconds >= self.pace(costs).seconds
+
+    def wait(self, moment: Moment) -> float:
+        if moment.costs is None or not moment.costs.durable:
+            return 0.0
+        return max(0.0, self.pace(moment.costs).seconds - moment.trained_seconds)
+
+    def pace(self, costs: Costs) -> Pace:
+        """The interval that these costs ask for."""
+        # While a save is persisted, `slowdown` of its seconds is no training: the rest is what the steps have to fill.
+        asked: dict[Literal["durable", "budget", "mtbf"], float] = {
+            "durable": max(0.0, costs.persist - costs.slowdown),
+            "budget": (costs.stall + costs.slowdown) / self.max_overhead,
+        }
+        if self.mtbf is not None:
+            asked["mtbf"] = math.sqrt(2 * costs.per_save * self.mtbf)
+        bound_by = max(asked, key=lambda name: asked[name])
+        seconds = max(asked["budget"], asked.get("mtbf", 0.0))
+        return Pace(_steps_in(asked[bound_by], costs.step), seconds, bound_by)
+
+
+def _steps_in(seconds: float, step: float) -> int:
+    return max(1, math.ceil(seconds / step - 1e-9)) if step > 0 else 1  # 0.07 / 0.035 / 0.1 is a little over 20
 
 
 def any_due(policies: Sequence[When], moment: Moment) -> bool:
@@ -97,11 +203,49 @@ class NextKind:
     moves_parent: bool
 
 
-def choose_kind(policy: KindPolicy, shares: Sequence[float]) -> NextKind:
+@dataclass(frozen=True)
+class Chain:
+    """What a resume from the next delta would replay before it.
+
+    Attributes:
+        length: checkpoints, the base included.
+        bytes: theirs in sum.
+        last_bytes: of the last delta, which foretells the next one; 0 where there is none.
+    """
+
+    length: int = 1
+    bytes: int = 0
+    last_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ChainLimit:
+    """How long chains may grow; None: as long as they like.
+
+    Attributes:
+        length: checkpoints, the base included.
+        bytes: what a resume may have to read.
+    """
+
+    length: int | None = None
+    bytes: int | None = None
+
+    def reached(self, chain: Chain) -> bool:
+        """Whether one more delta, of the size of the last one, would be too much."""
+        too_long = self.length is not None and chain.length >= self.length
+        return too_long or (self.bytes is not None and chain.bytes + chain.last_bytes > self.bytes)
+
+
+def choose_kind(
+    policy: KindPolicy, shares: Sequence[float], chain: Chain = Chain(), limit: ChainLimit = ChainLimit()
+) -> NextKind:
     """The kind of the next save.
 
     Args:
-        shares: sizes of the deltas committed since the last base, each as a share of a full checkpoint, oldest first.
+        shares: sizes of the deltas that count from the same parent as the next one would, each as a share of a full
+            checkpoint, oldest first.
+        chain: what the next delta would extend.
+        limit: a base is due where a delta would take the chain beyond it.
 
     ``intermittent`` is Check-N-Run's history-based predictor (NSDI'22, section 5.1): after deltas S_1..S_i a new base
     pays as soon as
@@ -109,7 +253,7 @@ def choose_kind(policy: KindPolicy, shares: Sequence[float]) -> NextKind:
     """
     if policy not in get_args(KindPolicy):
         raise ValueError(f"kind must be one of {', '.join(get_args(KindPolicy))}, not {policy!r}")
-    if policy == "full":
+    if policy == "full" or limit.reached(chain):
         return NextKind(base=True, moves_parent=True)
     if policy == "consecutive":
         return NextKind(base=False, moves_parent=True)

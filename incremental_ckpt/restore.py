@@ -7,7 +7,7 @@ It must not know trackers, policies or which model the tables belong to.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +37,14 @@ class Found:
         tables: per link the rank manifests that tables are read from.
         state: the rank manifests of the newest checkpoint that this rank's state is read from, its own first.
         same_ranks: it was saved by as many ranks as there are now.
+        same_shards: this rank held the same shards then.
     """
 
     links: Sequence[Link]
     tables: Sequence[Sequence[RankManifest]]
     state: Sequence[RankManifest]
     same_ranks: bool
+    same_shards: bool
 
     @property
     def bytes(self) -> int:
@@ -85,7 +87,8 @@ def find(
     state = sorted(state, key=lambda r: (r.rank != own, r.rank))
     for found in {id(r): r for ranks in (*chosen, state) for r in ranks}.values():
         _check_packs(repository, found)
-    return Found(links, chosen, state, same_ranks)
+    same_shards = same_ranks and _places(s.shard for s in state[0].shards) == _places(t.shard for t in live)
+    return Found(links, chosen, state, same_ranks, same_shards)
 
 
 def _chosen(
@@ -117,8 +120,13 @@ def _check_packs(repository: Repository, found: RankManifest) -> None:
             )  # fmt: skip
 
 
-def compare_tables(found: Mapping[str, Sequence[Shard]], live: Sequence[Table], *, strict: bool) -> list[str]:
+def compare_tables(
+    found: Mapping[str, Sequence[Shard]], live: Sequence[Table], *, strict: bool, elsewhere: Collection[str] = ()
+) -> list[str]:
     """What differs between the tables of a checkpoint and of a model, a line each.
+
+    Args:
+        elsewhere: tables of the model that other ranks hold, and compare.
 
     Raises:
         MismatchError: shapes or dtypes differ, or (strict) the names do.
@@ -127,7 +135,7 @@ def compare_tables(found: Mapping[str, Sequence[Shard]], live: Sequence[Table], 
     names, fatal = [], []
     for table in sorted(ours.keys() - found.keys()):
         names.append(f"table {table} ({_shape(ours[table])}) is in the model and not in the checkpoint")
-    for table in sorted(found.keys() - ours.keys()):
+    for table in sorted(found.keys() - ours.keys() - set(elsewhere)):
         names.append(f"table {table} ({_shape(found[table][0])}) is in the checkpoint and not in the model")
     for table in sorted(ours.keys() & found.keys()):
         a, b = ours[table], found[table][0]
@@ -164,6 +172,10 @@ def _shape(shard: Shard) -> str:
 
 def _field(field: Field | None) -> str:
     return "absent" if field is None else f"{field.dtype}[{field.width}]"
+
+
+MEAN = "the mean over the column shards that there were, by shared columns"
+COPY = "in every column shard that of all columns"
 
 
 class _Target:
@@ -213,12 +225,20 @@ class _Target:
         else:
             live.index_add_(0, at, values, alpha=share)
 
-    def begin(self, reads: Sequence[Read]) -> bool:
-        """Get ready for these reads; whether rows get the mean of several column shards."""
-        mean = any(self._share(read) is not None for read in reads)
-        if mean:
+    def begin(self, reads: Sequence[Read]) -> str | None:
+        """Get ready for these reads.
+
+        Returns:
+            The rule by which row-wise state comes from shards with other columns; None: it comes as it was.
+        """
+        if any(self._share(read) is not None for read in reads):
             self._live.zero_()
-        return mean
+            return MEAN
+        return COPY if any(self._is_copy(read) for read in reads) else None
+
+    def _is_copy(self, read: Read) -> bool:
+        stored = read.shard_entries.shard
+        return not self._has_columns(read) and stored.cols != self._shard.cols
 
     def _local(self, read: Read) -> slice | np.ndarray:
         start = self._shard.row_start
@@ -262,14 +282,14 @@ def load_tables(
     """Read all rows of the given tables into their live tensors.
 
     Returns:
-        Where row-wise optimizer state became the mean over column shards, a line each.
+        Where row-wise optimizer state was put back by a rule, since columns were sharded otherwise; a line each.
 
     Raises:
         CorruptionError: a checksum does not fit. The tensors are then undefined, and to be loaded again.
         NotFoundError: a pack is missing.
     """
     buffers = threading.local()
-    means: list[str] = []
+    rules: list[str] = []
 
     def load(target: _Target, chain: TableChain, read: Read) -> int:
         size = read.entry.at.size
@@ -290,10 +310,11 @@ def load_tables(
                 rows = range(shard.row_start, shard.row_start + shard.rows)
                 reads = chain.plan(field.name, rows, range(shard.col_start, shard.col_start + shard.cols))
                 target = _Target(table, field)
-                if mean := target.begin(reads):
-                    means.append(f"table {shard.table}: {field.name} is the mean over column shards, by shared columns")
+                rule = target.begin(reads)
+                if rule is not None:
+                    rules.append(f"table {shard.table}: {field.name} is {rule}")
                 # Several parts of a mean meet in one row: their sum must not depend on the order of threads.
-                jobs += _submitted(pool, load, target, chain, reads, parallel=not mean)
+                jobs += _submitted(pool, load, target, chain, reads, parallel=rule != MEAN)
         try:
             for job in jobs:
                 nbytes = job.result()
@@ -302,7 +323,7 @@ def load_tables(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return means
+    return rules
 
 
 def _submitted(
@@ -327,9 +348,8 @@ def load_state(repository: Repository, found: Found) -> dict[str, Any]:
     """The named state of this rank, with what all ranks share put back in place: nested containers with CPU tensors of
     their own memory.
 
-    Where another number of ranks saved, ``found.state[0]`` is the rank whose own state this one takes over, and
-    counters of
-    fused optimizers come from all ranks.
+    Where another number of ranks saved, ``found.state[0]`` is the rank whose own state this one takes over. Where this
+    rank held other shards, counters of fused optimizers come from all ranks.
     """
     own = found.state[0]
     state = {s.name: _load_one(repository, own, s) for s in own.state}
@@ -338,7 +358,7 @@ def load_state(repository: Repository, found: Found) -> dict[str, Any]:
         for each in other.state:
             if each.name == SHARED:
                 portions.append(_load_one(repository, other, each))
-            elif each.name == "fused" and not found.same_ranks:
+            elif each.name == "fused" and not found.same_shards:
                 state["fused"] = [*state["fused"], *_load_one(repository, other, each)]
     return united(state, portions)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,6 +66,7 @@ class Resume:
         coordinator: Coordinator,
         *,
         job: str,
+        tables_elsewhere: Collection[str] = (),
         strict: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,6 +76,7 @@ class Resume:
         self._settings = settings
         self._coordinator = coordinator
         self._job = job
+        self._tables_elsewhere = tables_elsewhere
         self._strict = strict
         self._clock = clock
         self._markers = 0
@@ -97,27 +99,30 @@ class Resume:
                 if damage is not None:
                     raise self._nothing_whole(passed_over, damage) from damage
                 return None
-            loaded: tuple[Found, bool, list[str]] | None = None
-            failure: CheckpointError | None = None
+            loaded: _Loaded | None = None
+            failure: Exception | None = None
             try:
                 loaded = self._repository.retried(partial(self._load, pick.seq))
-            except CheckpointError as cause:
+            except Exception as cause:  # whatever it is, the other ranks are to hear of it
                 failure = cause
-            damage = self._agreed_failure(step, failure)
+            reports = self._told(step, loaded, failure)
+            damage = self._agreed_failure(step, failure, reports)
             if damage is None:
                 break
             log.warning("seq %d cannot be resumed and is passed over: %s", pick.seq, damage)
             passed_over.append((pick.seq, str(damage)))
         assert loaded is not None
-        found, complete, notes = loaded
+        # What one rank has put back by a rule is no state that anybody's delta may count from.
+        complete = all(r["complete"] for r in reports)
+        notes = tuple(dict.fromkeys(note for r in reports for note in r["notes"]))
         for passed, why in passed_over:
             log.warning("resumed seq %d instead of seq %d, which is damaged: %s", pick.seq, passed, why)
         for note in notes:
             log.warning("not bit for bit: %s", note)
-        chain = tuple(link.manifest for link in found.links)
+        chain = tuple(link.manifest for link in loaded.found.links)
         return Resumed(
             chain, pick.newest or chain[-1], pick.newest_seq, complete,
-            tuple(passed_over), found.bytes, self._clock() - begun, tuple(notes),
+            tuple(passed_over), loaded.found.bytes, self._clock() - begun, notes,
         )  # fmt: skip
 
     def _nothing_whole(self, passed_over: Sequence[tuple[int, str]], damage: CorruptionError) -> CorruptionError:
@@ -177,14 +182,22 @@ class Resume:
             return pick
         return _Pick(reports[0]["pick"][0], reports[0]["pick"][1], None)
 
-    def _agreed_failure(self, step: int | None, failure: CheckpointError | None) -> CorruptionError | None:
+    def _told(self, step: int | None, loaded: _Loaded | None, failure: Exception | None) -> Sequence[Report]:
+        report: Report = {"what": "loaded", "step": step, "error": written_error(failure)}
+        if loaded is not None:
+            report |= {"complete": loaded.complete, "notes": loaded.notes}
+        reports = self._coordinator.meet(report)
+        check_same_call(reports)
+        return reports
+
+    def _agreed_failure(
+        self, step: int | None, failure: Exception | None, reports: Sequence[Report]
+    ) -> CorruptionError | None:
         """None where every rank has loaded; the damage where all are to try the next candidate.
 
         Raises:
-            CheckpointError: on every rank, what no other candidate would help with.
+            Exception: on every rank, what no other candidate would help with.
         """
-        reports = self._coordinator.meet({"what": "loaded", "step": step, "error": written_error(failure)})
-        check_same_call(reports)
         error = first_error(reports, self._coordinator.rank)
         if error is None:
             return None
@@ -199,7 +212,7 @@ class Resume:
             return damage
         raise failure or error
 
-    def _load(self, seq: int) -> tuple[Found, bool, list[str]]:
+    def _load(self, seq: int) -> _Loaded:
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
         found = find(
             self._repository, self._repository.links(seq), self._adapter.tables(), rank=rank, world_size=world_size
@@ -207,18 +220,18 @@ class Resume:
         shards = found.shards()
         fields: dict[str, tuple[Field, ...]] = {name: parts[0].fields for name, parts in shards.items()}
         tables = self._adapter.prepare_restore(fields)
-        differences = compare_tables(shards, tables, strict=self._strict)
+        differences = compare_tables(shards, tables, strict=self._strict, elsewhere=self._tables_elsewhere)
         state = load_state(self._repository, found)
         user = self._user_of(state, seq)
         known: list[Table] = [t for t in tables if t.shard.table in shards]
         notes = load_tables(self._repository, found, known, threads=self._settings.read_threads)
         complete = not notes  # a mean is another state than the one that deltas would count from
+        notes = sorted(set(notes))
         if not found.same_ranks:
             saved = len(found.links[-1].manifest.ranks)
             notes.append(
-                f"seq {seq} was saved by {saved} ranks: random generators, buffers and registered objects of rank "
-                f"{rank} are "
-                f"those of rank {found.state[0].rank} then (rank modulo {saved})"
+                f"seq {seq} was saved by {saved} ranks, and there are {world_size} now: random generators, buffers and "
+                f"registered objects of a rank are those of rank (rank modulo {saved}) then"
             )
         rng = state.pop(RNG, None)
         differences += self._adapter.load_state(state, strict=self._strict)
@@ -228,7 +241,7 @@ class Resume:
             restore_rng(rng)  # last: loading may draw random numbers
         for difference in differences:
             log.warning("not strict: %s", difference)
-        return found, complete and not differences, notes
+        return _Loaded(found, complete and not differences, notes)
 
     def _user_of(self, state: dict[str, Any], seq: int) -> dict[str, Any]:
         user: dict[str, Any] = state.pop(USER, {})
@@ -241,6 +254,20 @@ class Resume:
                 "strict=False"
             )
         return {name: value for name, value in user.items() if name in self._user_state}
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What this rank has put back.
+
+    Attributes:
+        complete: it is exactly what the checkpoint holds, and all of it.
+        notes: what was put back by a rule, a line each.
+    """
+
+    found: Found
+    complete: bool
+    notes: list[str]
 
 
 @dataclass(frozen=True)

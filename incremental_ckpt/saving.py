@@ -151,6 +151,17 @@ class Saver:
         if self._flight is not None and (error := self._flight.handle._unraised()) is not None:
             raise error
 
+    def settle(self) -> None:
+        """Meet, and let every rank learn how the last save ended.
+
+        Raises:
+            SaveError, ConflictError: it failed and nobody has been told yet; on every rank.
+        """
+        report: Report = {"what": "settle", "go": "save", "next": None, "outcome": self._outcome(), "lost": None}
+        reports = self._coordinator.meet(report)
+        check_same_call(reports)
+        self._take_in(reports[0])
+
     def drain(self, timeout: float | None) -> None:
         """Wait for what is in flight.
 
@@ -183,18 +194,19 @@ class Saver:
         report: Report = {"what": "save", "step": facts.step, "error": None, "changed": False}
         prepared: _Prepared | None = None
         attempt: Attempt | None = None
-        failure: CheckpointError | None = None
+        failure: Exception | None = None
         if self._rank == 0:
             report |= {"go": call.go, "next": call.next_meeting, "outcome": self._outcome(), "plan": None}
             report["lost"] = str(self.planner.lost) if self.planner.lost is not None else None
         try:
+            self._settle_late()
             if call.go == "save" or self._rank != 0:
                 prepared = self._prepare(extra_state)
                 report["changed"] = prepared.shards != self._shards_of_parent()
             if self._rank == 0 and call.go == "save" and self.planner.lost is None and not self._failed(report):
                 attempt = self.planner.plan(facts, kind)
-                report["plan"] = written_plan(attempt)
-        except CheckpointError as cause:
+                report["plan"] = {**written_plan(attempt), "chain_length": self.planner.chain_length(attempt)}
+        except Exception as cause:  # whatever it is, the other ranks are to hear of it
             failure = cause
             report["error"] = written_error(cause)
         reports = self._coordinator.meet(report)
@@ -204,15 +216,18 @@ class Saver:
             return None
         if (told := first_error(reports, self._rank)) is not None:
             text = f"save of step {facts.step} failed before anything was written: {failure or told}"
-            if isinstance(failure, SaveError):
+            if isinstance(failure, SaveError) or not isinstance(failure, CheckpointError | None):
                 raise failure
             raise SaveError(text) from failure
+        assert self._flight is None, "rank 0 saves when nothing is in flight"
         attempt = attempt or read_plan(reports[0]["plan"], step=facts.step)
         if any(r["changed"] for r in reports):
             attempt = as_base(attempt)  # a delta cannot bring fields that its parent's rows do not have
         assert prepared is not None
         content = self._freeze_and_copy(attempt, prepared)
-        return self._hand_over(Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards), content, begun)
+        flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards)
+        flight.chain_length = 1 if attempt.parent is None else reports[0]["plan"]["chain_length"]
+        return self._hand_over(flight, content, begun)
 
     def _prepare(self, extra_state: Callable[[], Mapping[str, Any]]) -> _Prepared:
         tables = self._adapter.tables()
@@ -241,8 +256,9 @@ class Saver:
     def _outcome(self) -> Report | None:
         """How the attempt before ended. Kept until a meeting has taken place."""
         flight = self._flight
-        if flight is None or self._rank != 0 or not flight.written.is_set():
+        if flight is None or self._rank != 0 or not (flight.handle.done() or flight.written.is_set()):
             return None
+        flight.written.wait()  # at once: the background says so a moment after the handle does
         if self._told is None:
             assert flight.verdict is not None
             self.planner.settle(flight.attempt, flight.verdict)
@@ -259,7 +275,6 @@ class Saver:
         self.call = Call(host["go"], host["next"])
         if host["outcome"] is not None:
             self._settle(host["outcome"])
-        assert self._flight is None or self.call.go != "save", "rank 0 saves when nothing is in flight"
         if host["outcome"] is not None and host["outcome"]["unraised"]:
             if flight is not None and (error := flight.handle._unraised()) is not None:
                 raise error
@@ -267,11 +282,12 @@ class Saver:
         if host["lost"] is not None:
             raise self.planner.lost or make_error("ConflictError", host["lost"])
 
-    def _settle(self, outcome: Report | None) -> None:
+    def _settle(self, outcome: Mapping[str, Any] | None) -> None:
         """Drop or keep the frozen marks by the outcome of the attempt before (I5)."""
         flight = self._flight
         if flight is None:
             return
+        flight.outcome = outcome
         committed = outcome is not None and outcome["committed"] and outcome["attempt"] == flight.attempt.attempt
         if not flight.handle.done():
             self._end_waiting(flight, outcome, committed=committed)
@@ -284,23 +300,45 @@ class Saver:
             self._parent_shards = flight.shards
         self._flight = self._told = None
 
-    def _end_waiting(self, flight: Flight, outcome: Report | None, *, committed: bool) -> None:
+    def _end_waiting(self, flight: Flight, outcome: Mapping[str, Any] | None, *, committed: bool) -> None:
         """Rank 0 has told the outcome before this rank has found it in the store."""
         flight.interrupt.set()
-        if not flight.written.wait(self._settings.drain_timeout):
-            raise SaveError(
-                f"rank {self._rank} is still writing seq {flight.attempt.seq} after {self._settings.drain_timeout:g} "
-                "s; "
-                f"does {self._repository.store.url} answer?"
-            )
-        if flight.handle.done():
-            return
+        let_go = flight.written.wait(self._settings.vote_timeout)
         if committed:
-            flight.handle._finish(self._repository.manifest(flight.attempt.seq).info(), None)
+            try:
+                flight.handle._finish(self._repository.manifest(flight.attempt.seq).info(), None)
+            except CheckpointError as cause:
+                flight.handle._finish(None, cause)
         else:
             error = outcome["error"] if outcome is not None else None
             text = f"save of step {flight.attempt.step} (seq {flight.attempt.seq}) failed"
             flight.handle._finish(None, make_error(*error) if error else SaveError(text))
+        if not let_go:
+            flight.handle._raised = True
+            raise self._still_writing(flight)
+
+    def _await_background(self, timeout: float) -> None:
+        """Raises SaveError where it does not let go of the snapshot in time, though the outcome is known."""
+        if self._flight is not None and not self._flight.written.wait(timeout):
+            raise self._still_writing(self._flight)
+
+    def _settle_late(self) -> None:
+        """Settle an attempt whose outcome was told while this rank was still writing.
+
+        Raises:
+            SaveError: it still is. The snapshot's memory is in use, so that no rank can save.
+        """
+        flight = self._flight
+        if flight is not None and flight.interrupt.is_set():
+            if not flight.written.is_set():
+                raise self._still_writing(flight)
+            self._settle(flight.outcome)
+
+    def _still_writing(self, flight: Flight) -> SaveError:
+        return SaveError(
+            f"rank {self._rank} is still writing seq {flight.attempt.seq} (step {flight.attempt.step}), which is "
+            f"settled without it; does {self._repository.store.url} answer?"
+        )
 
     def _freeze_and_copy(self, attempt: Attempt, prepared: _Prepared) -> Content:
         base = attempt.kind == "base"
@@ -384,7 +422,7 @@ class Saver:
         info = verdict.committed.info()
         return SaveEvent(
             info.seq, info.step, info.epoch, info.kind, info.rows, info.table_rows, info.bytes,
-            flight.stall_seconds, persist_seconds, self.planner.chain_length(flight.attempt),
+            flight.stall_seconds, persist_seconds, flight.chain_length,
         )  # fmt: skip
 
     def close(self, timeout: float) -> None:
@@ -395,6 +433,7 @@ class Saver:
         """
         try:
             self.drain(timeout)
+            self._await_background(timeout)
         except BaseException:
             # From now on nobody watches the rows: what is still being streamed must not be committed.
             for index in range(len(self._flight.shards) if self._flight is not None else 0):

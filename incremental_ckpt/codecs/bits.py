@@ -52,8 +52,8 @@ def unpack(packed: Codes, bits: int, width: int) -> Codes:
         words &= 0x000F000F
         words |= words << 6
         words &= 0x03030303
-    codes: Codes = words.view(np.uint8).reshape(len(packed), -1)[:, :width]
-    return codes
+    codes: Codes = words.reshape(len(packed), words.size // max(1, len(packed))).view(np.uint8)
+    return codes[:, :width]
 
 
 def _words(codes: Codes, per_word: int) -> np.ndarray:

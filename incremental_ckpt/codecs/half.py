@@ -51,6 +51,7 @@ class HalfCodec:
         held[tiny] = (self.decode(records[tiny], field) == numbers_of(rows[tiny], field)).all(axis=1)
         if field.dtype in ("float16", "bfloat16"):
             held &= np.isfinite(self.decode(records, field)).all(axis=1)
+        records[~held] = 0
         return held
 
     def decode(self, records: np.ndarray, field: Field) -> np.ndarray:

@@ -83,13 +83,13 @@ class RowwiseCodec:
         """Go on to a record that its own decoded row encodes to: rounding to 16 bits moves a row off its grid."""
         left = np.flatnonzero(held)
         for _ in range(_MOST_SETTLING):
+            if not left.size:
+                break
             again = np.empty((len(left), records.shape[1]), dtype=np.uint8)
             held[left] = self._quantize(self._kept(records[left], field), field, again, memory)
             same = (again == records[left]).all(axis=1)
             records[left] = again
             left = left[held[left] & ~same]
-            if not left.size:
-                break
         held[left] = False
         off = np.abs(values - self._kept(records, field))
         lowest, highest = values.min(axis=1, initial=np.inf), values.max(axis=1, initial=-np.inf)

@@ -1,10 +1,10 @@
-"""Damage anywhere: a resume gives a typed error or a right state (the newest, or a true ancestor with a warning), nothing else."""
+"""Damage anywhere: a resume gives a typed error or a right state (the newest, or a true ancestor with a warning)."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -22,7 +22,7 @@ Objects = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class Past:
-    """A repository with two jobs: 1 base, 2 and 3 deltas, 4 one-shot; then a job that resumed 3, with a base 5 and a delta 6."""
+    """Two jobs: base 1, deltas 2 and 3, one-shot 4; then one that resumed 3, with base 5 and delta 6."""
 
     objects: Objects
     states: Mapping[int, Mapping[str, Any]]
@@ -88,7 +88,7 @@ def judge(past: Past, victim: Victim, objects: Objects, what: str, caplog: pytes
     if step == newest:
         return "newest"
     assert any(r.levelno == logging.WARNING for r in caplog.records), f"{what}: fell back to {step} without a warning"
-    assert [seq for event in events for seq, _ in event.passed_over][0] == newest
+    assert events[0].passed_over[0][0] == newest
     return "ancestor"
 
 
@@ -152,7 +152,9 @@ def test_two_damaged_objects_give_a_typed_error_or_a_right_state(caplog: pytest.
         judge(past, victim, damaged, f"{a} and {b} cut", caplog)
 
 
-def test_damage_in_the_newest_pack_falls_back_to_its_parent_and_names_the_pack(caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_in_the_newest_pack_falls_back_to_its_parent_and_names_the_pack(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     past = make_past("adagrad")
     key = max(key for key in past.objects if key.endswith(".safetensors"))
     victim = Victim("adagrad")

@@ -24,7 +24,9 @@ STREAMED = Settings(
 SCRIPTS = {
     "adagrad, every save waited for": Script("adagrad", 6, MIXED, frozenset(MIXED)),
     "fused, saves in the background": Script("fused", 6, MIXED, frozenset()),
-    "sparse adam, some waited for": Script("sparse_adam", 6, {1: "full", 2: "one-shot", 4: "consecutive"}, frozenset({2})),
+    "sparse adam, some waited for": Script(
+        "sparse_adam", 6, {1: "full", 2: "one-shot", 4: "consecutive"}, frozenset({2})
+    ),
     "dense gradients, streamed deltas": Script(
         "dense_gradients", 6, {1: "intermittent", 3: "consecutive", 5: "one-shot"}, frozenset({3}), STREAMED
     ),

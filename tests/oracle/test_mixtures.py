@@ -1,4 +1,4 @@
-"""After any mixture of steps, saves of every kind, failed saves and resumes: a checkpoint is the state of its save call."""
+"""After any mixture of steps, saves, failed saves and resumes, every checkpoint is the state of its save call."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from small_runs import LAYOUTS, Run, assert_same
 
 from incremental_ckpt import Checkpointer, CheckpointInfo, Repository, SaveError, SaveHandle, Settings
+from incremental_ckpt.repository.read import TableChain
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, fail, on
 
@@ -152,8 +153,6 @@ def test_a_consecutive_delta_carries_the_changed_rows_and_no_others(layout: str,
 
 
 def carried_rows(repository: Repository, seq: int, table: str) -> torch.Tensor:
-    from incremental_ckpt.repository.read import TableChain
-
     ranks = repository.rank_manifests(repository.manifest(seq))
     chain = TableChain(repository, [ranks], table)
     (shard,) = chain.chain[0]

@@ -138,6 +138,7 @@ class Mix:
 
     ranks: Sequence[int] = (1,)
     lost_answers: float = 0.02
+    lost_commits: float = 0.06
     failed_reads: float = 0.0
     fates: Sequence[str] = ("now", "late", "late", "never")
     tries: int = 1
@@ -159,6 +160,7 @@ class Mix:
         mix = cls(
             ranks=rng.choice(((1,), (1,), (2,), (1, 2))),
             lost_answers=rng.choice((0.0, 0.01, 0.04, 0.15)),
+            lost_commits=rng.choice((0.0, 0.05, 0.1, 0.3)),
             failed_reads=rng.choice((0.0, 0.0, 0.0, 0.02)),
             tries=rng.choice((1, 1, 2)),
             stall=0.004 * rng.choice((0, 1, 3)),
@@ -187,11 +189,13 @@ class Mix:
         if focus == 1:
             mix.crash, mix.rival = 0.012, 0.01
         if focus == 2:
-            mix.stall, mix.lost_answers = 0.02, 0.15
+            mix.stall, mix.lost_answers, mix.lost_commits = 0.02, 0.1, 0.3
         if focus == 3:
-            mix.fates, mix.lost_answers, mix.late, mix.crash = ("late",), 0.2, 0.03, 0.001
+            mix.fates, mix.lost_answers, mix.late, mix.crash = ("late",), 0.1, 0.03, 0.001
+            mix.lost_commits = 0.3
         if focus == 4:
-            mix.resume_again, mix.lost_answers, mix.fates = 0.2, 0.1, ("late",)
+            mix.resume_again, mix.lost_answers, mix.lost_commits, mix.fates = 0.3, 0.0, 0.3, ("late",)
+            mix.ranks, mix.late = rng.choice(((1,), (1,), (2,))), 0.05
         return mix
 
 
@@ -334,7 +338,7 @@ class Rank:
         finally:
             self.resuming = False
         if progress is None:
-            world.expect(not newest_before, "READ", "an old store is called empty")
+            world.expect(not newest_before or self.number != 0, "READ", "an old store is called empty")
             return True
         attempt = world.verify(progress.seq, {**self.model.snapshot(), "step": progress.step})
         self.steps = progress.step
@@ -572,7 +576,7 @@ class World:
                 self.apply(op, perform)
             self.crash(rank.job, rank)
             raise Crash(op.key)
-        lost = self.mix.lost_answers * (3 if op.key.startswith(layout.MANIFESTS) else 1)
+        lost = self.mix.lost_commits if op.key.startswith(layout.MANIFESTS) else self.mix.lost_answers
         if rank is not None and self.faults and self.rng.random() < lost:
             fate = self.rng.choice(self.mix.fates)
             self.log.append(f"no answer ({fate}) to {rank.name}: {op.key}")

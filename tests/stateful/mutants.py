@@ -124,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         "votes_are_awaited", "rank 0 commits although another rank has failed",
-        Persister, "_await_vote", "vote.vote != \"ok\"", "False", ("I1", "ERROR", "TOLD", "LIVE"),
+        Persister, "_vote_of", "vote.vote != \"ok\"", "False", ("I1", "ERROR", "TOLD", "LIVE"),
     ),
     Mutant(
         "fallback_by_ancestors", "the fallback is the next lower number",

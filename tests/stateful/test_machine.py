@@ -176,10 +176,11 @@ class Machine(RuleBasedStateMachine):
         self.land_what_flies()
         self.faults.fate, self.faults.skip = fate, skip
 
-    @precondition(lambda self: self.faults.late)
     @rule()
     def land_a_late_write(self) -> None:
         self.land_what_flies()
+        if not self.faults.late:
+            return
         op, perform = self.faults.late.pop(0)
         perform(op)
         self.faults.happened = True
@@ -242,16 +243,16 @@ class Machine(RuleBasedStateMachine):
         assert progress.seq == seq
         self.check_resumed(seq)
 
-    @precondition(lambda self: self.committed and len(self.damaged) < 2)
+    @precondition(lambda self: len(self.damaged) < min(2, len(self.committed)))
     @rule(data=st.data(), truncate=st.booleans())
     def damage(self, data: st.DataObject, truncate: bool) -> None:
         self.land_what_flies()
-        attempts = sorted({a for chain in self.chains.values() for a in chain})
-        attempt = data.draw(st.sampled_from(attempts))
+        seq = data.draw(st.sampled_from([s for s in sorted(self.committed) if self.chains[s][-1] not in self.damaged]))
+        attempt = self.chains[seq][-1]
         objects = self.memory._objects.by_key
         packs = sorted(k for k in objects if attempt in k and k.endswith(".safetensors"))
         votes = [k for k in objects if attempt in k and k.endswith("rank-00000.json")]
-        key = data.draw(st.sampled_from(packs if truncate else votes))
+        key = packs[data.draw(st.integers(0, len(packs) - 1))] if truncate else votes[0]
         raw = objects[key]
         objects[key] = raw[:-1] if truncate else raw[:90] + bytes([raw[90] ^ 1]) + raw[91:]
         self.damaged.add(attempt)

@@ -33,7 +33,7 @@ def test_a_seed_always_gives_the_same_run() -> None:
 
 
 def test_a_job_that_is_left_in_peace_commits_all_it_saves() -> None:
-    mix = Mix(lost_answers=0.0, fates=(), stall=0.0, crash=0.0, reader=0.0)
+    mix = Mix(lost_answers=0.0, lost_commits=0.0, fates=(), stall=0.0, crash=0.0, reader=0.0)
     world: World = run(0, mix=mix)
     assert world.count["jobs"] == 1
     assert sorted(world.legit) == list(range(1, len(world.oracle) + 1))

@@ -57,9 +57,7 @@ def test_raw_is_taken_where_most_rows_would_lie_beside_their_records() -> None:
     assert np.array_equal(found.records, rows)
 
 
-@pytest.mark.parametrize(
-    ("restores", "bits"), [(0, 2), (1, 2), (2, 3), (3, 3), (4, 4), (20, 4), (21, 8), (10**6, 8)]
-)
+@pytest.mark.parametrize(("restores", "bits"), [(0, 2), (1, 2), (2, 3), (3, 3), (4, 4), (20, 4), (21, 8), (10**6, 8)])
 def test_more_restores_get_more_bits(restores: int, bits: int) -> None:
     assert bits_for_restores(restores) == bits
 

@@ -32,7 +32,9 @@ def test_records_say_what_the_page_says_that_they_say(codec: str) -> None:
         rows, of = table(values)
         records, held = encoded(codec, rows, of)
         by_page = [read_record(codec, r.tobytes(), width) for r in records[held]]
-        assert np.array_equal(CODECS[codec].decode(records[held], of), np.array(by_page, dtype=np.float32).reshape(-1, width))
+        assert np.array_equal(
+            CODECS[codec].decode(records[held], of), np.array(by_page, dtype=np.float32).reshape(-1, width)
+        )
 
 
 @rowwise

@@ -37,6 +37,8 @@ def test_a_name_that_is_none_is_an_attribute_error() -> None:
 
 def test_what_the_command_line_stands_on_loads_no_torch() -> None:
     names = "from incremental_ckpt import Repository, open_store, Settings, EverySteps, SaveError, Progress, SaveEvent"
-    script = f"import sys, {', '.join(TORCH_FREE)}\n{names}\nprint(sorted(sys.modules.keys() & {{'torch', 'fbgemm_gpu'}}))"
+    script = (
+        f"import sys, {', '.join(TORCH_FREE)}\n{names}\nprint(sorted(sys.modules.keys() & {{'torch', 'fbgemm_gpu'}}))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""What a resume promises: the state of the save, a clear refusal where it cannot be, and a run that goes on from there."""
+"""What a resume promises: the state of the save or a clear refusal, and a run that goes on from there."""
 
 from __future__ import annotations
 
@@ -144,16 +144,18 @@ def test_a_job_that_does_not_resume_starts_with_a_base_behind_what_is_there(
 
 def test_rows_that_a_failed_resume_has_overwritten_are_in_the_next_checkpoint(run: Run, store_name: str) -> None:
     store = FaultStore(MemoryStore(store_name))
-    with Checkpointer(run.model, store, **run.arguments, kind="consecutive") as c:
-        for step in (1, 2):
-            run.train()
-            c.save_checkpoint(step).wait()
+    settings = Settings(read_threads=1)
+    with Checkpointer(run.model, store, **run.arguments, kind="consecutive", settings=settings) as c:
+        run.train()
+        c.save_checkpoint(1).wait()
+        first = run.rows_of("tables.bag").clone()
         run.train(5)
         c.save_checkpoint(3).wait()
-        # The last row of step 1 is damaged: by then most of the tables are overwritten.
-        store.inject(damage(on("get", "data/00000001-*.safetensors"), at=-1))
+        # Of the two tables' two fields the last is damaged: by then the others are overwritten.
+        store.inject(damage(on("get", "data/00000001-*-0000.safetensors", at=4), at=-1))
         with pytest.raises(CorruptionError):
             c.resume_from_checkpoint(step=1)
+        assert torch.equal(run.rows_of("tables.bag"), first)
         store.heal()
         run.train()
         c.save_checkpoint(4).wait()
@@ -255,9 +257,7 @@ def test_state_objects_must_be_those_of_the_checkpoint_unless_not_strict(run: Ru
         pytest.raises(MismatchError, match="scheduler"),
     ):
         c.resume_from_checkpoint()
-    with Checkpointer(
-        again.model, MemoryStore(store_name), optimizer=again.optimizers, state=fewer, strict=False
-    ) as c:
+    with Checkpointer(again.model, MemoryStore(store_name), optimizer=again.optimizers, state=fewer, strict=False) as c:
         assert c.resume_from_checkpoint() is not None
     assert again.reader.position == 1
 

@@ -1,4 +1,4 @@
-"""A stream gives the rows of the moment at which it was made, whatever changes them meanwhile, and never a torn one (I6, I7)."""
+"""A stream gives the rows of the moment at which it was made, whatever changes them meanwhile (I6, I7)."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ class Read:
         return sum(len(part.rows) for overriding, part in self._parts if overriding)
 
     def rows(self) -> list[dict[str, torch.Tensor]]:
-        found = [
-            {name: torch.full_like(t, -7) for name, t in table.tensors.items()} for table in self._tables
-        ]
+        found = [{name: torch.full_like(t, -7) for name, t in table.tensors.items()} for table in self._tables]
         for _, part in sorted(self._parts, key=lambda one: one[0]):
             for field, values in zip(self._tables[part.table].shard.fields, part.fields, strict=True):
                 target = found[part.table][field.name]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gates import Gate
@@ -61,7 +62,9 @@ def steps_in(store_name: str) -> list[int]:
 
 
 class TestFailures:
-    def test_rows_of_a_failed_save_reappear_in_the_next_delta(self, run: Run, store: FaultStore, store_name: str) -> None:
+    def test_rows_of_a_failed_save_reappear_in_the_next_delta(
+        self, run: Run, store: FaultStore, store_name: str
+    ) -> None:
         with checkpointer(run, store) as c:
             run.train()
             c.save_checkpoint(1).wait()
@@ -191,7 +194,7 @@ class TestFailures:
             c.save_checkpoint(1).wait()
             run.train()
             position, run.reader.position = run.reader.position, object()  # type: ignore[assignment]
-            with pytest.raises(SaveError, match="reader.*position"):
+            with pytest.raises(SaveError, match=r"reader.*position"):
                 c.save_checkpoint(2)
             run.reader.position = position
             c.save_checkpoint(3).wait()
@@ -257,8 +260,6 @@ class TestHandles:
         assert (info.loss, info.metrics) == (1.0, {"auc": 0.25})
 
     def test_a_loss_that_is_no_number_and_steps_of_numpy_are_kept(self, run: Run, store: FaultStore) -> None:
-        import numpy as np
-
         with checkpointer(run, store) as c:
             info = c.save_checkpoint(np.int64(7), epoch=np.int32(2), loss=float("nan")).wait()  # type: ignore[arg-type]
         assert (info.step, info.epoch) == (7, 2)
