@@ -1,11 +1,17 @@
 # make demo          train, kill, resume, compare            (DATA=file: on a Criteo file)
 # make test          every check that CI runs                (PYTEST_FLAGS="-k name": a part of the tests)
+# make test-long     the schedules and the state machine, 50 times as long as in make test (SEARCH=n: n times)
+# make bench         the benchmark of docs/benchmarks.md on this machine, some 8 minutes (BENCH_FLAGS="--rows 200000 ...")
 # make kill-loop     20 kills and resumes on a Criteo file   (DATA=file)
 # PYTHON=…           the interpreter to set up with; PIP_FLAGS=… are handed to pip install
 
 PYTHON ?= python3.11
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+WORKERS ?= 2
+SEARCH ?= 50
+BENCH_FLAGS ?=
+BENCH_NAME ?= save
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY_TO_RUN := $(VENV)/.ready-to-run
@@ -14,13 +20,20 @@ INSTALL := $(RUN) -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 
 .DEFAULT_GOAL := test
 .DELETE_ON_ERROR:
-.PHONY: demo test lint kill-loop clean
+.PHONY: demo test test-long lint bench kill-loop clean
 
 demo: $(READY_TO_RUN)
 	@$(RUN) examples/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
+
+test-long: $(READY_TO_TEST)
+	OMP_NUM_THREADS=1 ICKPT_SEARCH=$(SEARCH) $(RUN) -m pytest -n $(WORKERS) -o faulthandler_timeout=3600 tests/stateful $(PYTEST_FLAGS)
+
+bench: $(READY_TO_RUN)
+	$(RUN) benchmarks/save.py --store "$$(mktemp -d)" --out benchmarks/results/$(BENCH_NAME).json $(BENCH_FLAGS)
+	$(RUN) benchmarks/report.py
 
 lint: $(READY_TO_TEST)
 	$(RUN) -m ruff check .

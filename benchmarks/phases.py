@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from incremental_ckpt import checkpointer, saving
+from incremental_ckpt import checkpointer, planning, saving
 from incremental_ckpt.adapters.composite import CompositeAdapter
 from incremental_ckpt.snapshot import FlatState, HostArena
 from incremental_ckpt.tracker import Tracker
@@ -22,7 +22,7 @@ _PHASES: tuple[tuple[str, Any, str], ...] = (
     ("find the tables", CompositeAdapter, "tables"),
     ("find the state", CompositeAdapter, "state"),
     ("random generators", checkpointer, "capture_rng"),
-    ("plan", saving.Saver, "_plan"),
+    ("plan", planning.Planner, "plan"),
     ("flatten the state", saving, "flatten_state"),
     ("scan the marks", Tracker, "freeze"),
     ("reserve memory", HostArena, "reserve"),

@@ -1,7 +1,8 @@
 """One hash over everything that training changes: tables, fused and dense optimizer state, dense parameters.
 
-Whole tensors are hashed in the order of their names, so that how tables are sharded has no part in the definition; it
-knows TorchRec, and nothing of checkpoints.
+Whole tensors are hashed in the order of their names, so that how tables are sharded has no part in the definition (but
+for row-wise state of column-wise tables, which has a value for each column shard); it knows TorchRec, and nothing of
+checkpoints.
 """
 
 from __future__ import annotations
@@ -24,9 +25,17 @@ def digest(model: DistributedModelParallel, dense_optimizer: KeyedOptimizer) -> 
     Tables spread over ranks are gathered one after the other: rank 0 needs room for the largest.
     """
     state: dict[str, Any] = {f"model {name}": value for name, value in model.state_dict().items()}
-    state |= {f"fused {name}": value for name, value in _leaves(model.fused_optimizer.state_dict()["state"])}
-    state |= {f"dense {name}": value for name, value in _leaves(dense_optimizer.state_dict())}
-    state["fused iterations"] = _fused_iterations(model)
+    steps = [_fused_iterations(model)]
+    for name, values in model.fused_optimizer.state_dict()["state"].items():
+        state |= {f"rows of {name}/{number}": value for number, value in enumerate(values.values())}
+    for name, values in dense_optimizer.state_dict()["state"].items():
+        if _TABLES in name:  # data-parallel: the same state under another name
+            steps.append(int(values["step"]))
+            rows = [value for key, value in values.items() if key != "step"]
+            state |= {f"rows of {name}/{number}": value.squeeze(-1) for number, value in enumerate(rows)}
+        else:
+            state |= {f"dense {path}": value for path, value in _leaves(values, name)}
+    state["steps with tables"] = max(steps)
     # A fused optimizer names the tables of its own rank only: what there is, is known when all ranks have told.
     ranks: list[dict[str, _Layout]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(ranks, {name: _layout(value) for name, value in state.items()})
@@ -38,6 +47,9 @@ def digest(model: DistributedModelParallel, dense_optimizer: KeyedOptimizer) -> 
             total.update(f"{name}: {_fingerprint(whole)}\n".encode())
     dist.barrier()  # a rank that left now would take away what it has sent
     return total.hexdigest()[:32] if dist.get_rank() == 0 else ""
+
+
+_TABLES = "embedding_bags."
 
 
 class _Layout(NamedTuple):

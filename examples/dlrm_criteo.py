@@ -1,7 +1,7 @@
 """Trains TorchRec's DLRM on Criteo click logs with incremental checkpoints, and resumes by itself.
 
     python examples/dlrm_criteo.py --data train.txt --store /tmp/run --steps 1000 --save-every 100
-    torchrun --nproc-per-node 2 examples/dlrm_criteo.py --data train.txt --store /tmp/run
+    torchrun --nproc-per-node 2 examples/dlrm_criteo.py --data train.txt --store /tmp/run --sharding row-wise
 
 Kill it whenever you like and start it again with the same arguments: it goes on from the newest checkpoint and ends
 with the `digest` line of a run that was never interrupted. What that takes is fixed here: the seed; the number of
@@ -53,6 +53,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--embedding-dim", type=_positive, default=32)
     parser.add_argument("--max-rows-per-table", type=_positive, default=200_000)
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of tables and dense layers")
+    parser.add_argument(
+        "--sharding",
+        choices=("planner", "table-wise", "row-wise", "column-wise", "table-row-wise", "data-parallel", "mixed"),
+        default="planner",
+        help="how tables are spread over the processes; may change from one start to the next",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--threads", type=_positive, default=1, help="CPU threads per process; part of what makes runs repeatable"
@@ -119,7 +125,9 @@ def train(arguments: argparse.Namespace, reader: CriteoReader) -> int:
 
     device = start_processes()
     make_repeatable(arguments.seed, arguments.threads)
-    model, optimizer = build_model(reader.table_sizes, arguments.embedding_dim, arguments.lr, device)
+    model, optimizer = build_model(
+        reader.table_sizes, arguments.embedding_dim, arguments.lr, device, arguments.sharding
+    )
     leader = dist.get_rank() == 0
     # A row is its float32 weights and one float32 of row-wise Adagrad.
     log = SaveLog(sum(reader.table_sizes) * (arguments.embedding_dim + 1) * 4, arguments.save_log)

@@ -6,7 +6,8 @@ It builds a model and its dense optimizer from plain numbers; it knows nothing o
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import criteo
 import torch
@@ -16,9 +17,22 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
 from torchrec.models.dlrm import DLRM, DLRMTrain
-from torchrec.optim.keyed import KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+PLANNER, MIXED = "planner", "mixed"
+SHARDINGS = (PLANNER, "table-wise", "row-wise", "column-wise", "table-row-wise", "data-parallel", MIXED)
 
 
 def start_processes() -> torch.device:
@@ -46,8 +60,9 @@ def make_repeatable(seed: int, threads: int) -> None:
 
 
 def build_model(
-    table_sizes: Sequence[int], embedding_dim: int, learning_rate: float, device: torch.device
+    table_sizes: Sequence[int], embedding_dim: int, learning_rate: float, device: torch.device, sharding: str = PLANNER
 ) -> tuple[DistributedModelParallel, KeyedOptimizer]:
+    """sharding: one of SHARDINGS."""
     tables = [
         EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=embedding_dim, feature_names=[name])
         for name, rows in zip(criteo.CATEGORICALS, table_sizes, strict=True)
@@ -60,19 +75,69 @@ def build_model(
         dense_device=device,
     )
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": learning_rate, "eps": 1e-8}
+    train = DLRMTrain(dlrm)
+    sharder = EmbeddingBagCollectionSharder(fused_params=fused)
     model = DistributedModelParallel(
-        DLRMTrain(dlrm),
+        train,
         device=device,
-        sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
+        sharders=[sharder],
+        plan=None if sharding == PLANNER else _plan(train, sharding, sharder, device),
         # DDP's other settings rebuild its buckets after the first iteration of a process: on 3 and more ranks a resumed
         # run would add up gradients in another order than an uninterrupted one.
         data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
     )
-    # The planner makes the smallest tables data-parallel: they have no fused optimizer and belong to the dense one.
+    # The planner makes the smallest tables data-parallel: they have no fused optimizer and need a torch optimizer.
     # Choosing by "has no optimizer of its own" keeps them; choosing by name would leave them untrained.
-    dense_parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
-    optimizer = KeyedOptimizerWrapper(dense_parameters, lambda params: torch.optim.Adagrad(params, lr=learning_rate))
-    return model, optimizer
+    parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
+    tables_apart = {name: p for name, p in parameters.items() if "embedding_bags." in name}
+    dense_parameters = {name: p for name, p in parameters.items() if name not in tables_apart}
+    dense = KeyedOptimizerWrapper(dense_parameters, lambda p: torch.optim.Adagrad(p, lr=learning_rate))
+    optimizers = [dense]
+    if tables_apart:
+        # The state that fused tables have, so that a table may be sharded in another way when the run is resumed.
+        row_wise = KeyedOptimizerWrapper(tables_apart, lambda p: RowWiseAdagrad(p, lr=learning_rate, eps=1e-8))
+        optimizers.append(row_wise)
+    return model, CombinedOptimizer(optimizers)
+
+
+def _plan(
+    train: DLRMTrain, sharding: str, sharder: EmbeddingBagCollectionSharder, device: torch.device
+) -> ShardingPlan:
+    """What the planner would not choose, or (row-wise on the CPU) does not offer."""
+    ranks = dist.get_world_size()
+    makers: dict[str, Callable[[int], Any]] = {
+        "table-wise": lambda i: table_wise(rank=i % ranks),
+        "row-wise": lambda _: row_wise(),
+        "column-wise": lambda i: column_wise(ranks=[i % ranks, (i + 1) % ranks]),
+        "table-row-wise": lambda _: table_row_wise(host_index=0),
+        "data-parallel": lambda _: data_parallel(),
+    }
+    ways = list(makers) if sharding == MIXED else [sharding]
+    bags = train.model.sparse_arch.embedding_bag_collection
+    per_table = {}
+    for index, config in enumerate(bags.embedding_bag_configs()):
+        way = ways[index % len(ways)]
+        per_table[config.name] = _fused_unless(way == "data-parallel", makers[way](index))
+    shards = construct_module_sharding_plan(
+        bags,
+        per_param_sharding=per_table,
+        sharder=sharder,
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        world_size=ranks,
+        device_type=device.type,
+    )
+    return ShardingPlan(plan={"model.sparse_arch.embedding_bag_collection": shards})
+
+
+def _fused_unless(dense: bool, make: Callable[..., Any]) -> Callable[..., Any]:
+    """On the CPU kernels are dense unless one asks for fused ones."""
+
+    def with_kernel(*arguments: Any) -> Any:
+        made = make(*arguments)
+        made.compute_kernel = "dense" if dense else "fused"
+        return made
+
+    return with_kernel
 
 
 def to_torch(batch: criteo.Batch, device: torch.device) -> Batch:

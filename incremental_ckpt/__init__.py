@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from incremental_ckpt.checkpointer import Checkpointer
+    from incremental_ckpt.compaction import compact
     from incremental_ckpt.errors import (
         CheckpointError,
         ConflictError,
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
         SaveError,
         StorageError,
     )
-    from incremental_ckpt.events import FailureEvent, ResumeEvent, SaveEvent, SkipEvent
+    from incremental_ckpt.events import FailureEvent, IntervalEvent, PruneEvent, ResumeEvent, SaveEvent, SkipEvent
+    from incremental_ckpt.exporting import export
     from incremental_ckpt.flight import SaveHandle
+    from incremental_ckpt.importing import import_checkpoint
     from incremental_ckpt.model import CheckpointInfo, Progress
-    from incremental_ckpt.policy import EveryEpoch, EverySeconds, EverySteps
+    from incremental_ckpt.policy import Adaptive, EveryEpoch, EverySeconds, EverySteps, KeepBest, KeepEvery, KeepLast
+    from incremental_ckpt.pruning import prune
+    from incremental_ckpt.reading import PairedReader
     from incremental_ckpt.repository import Repository
     from incremental_ckpt.settings import Settings
     from incremental_ckpt.storage import Store, open_store
@@ -32,9 +37,13 @@ _HOMES = {
     "Checkpointer": "checkpointer",
     "SaveHandle": "flight",
     "Settings": "settings",
-    "EverySteps": "policy", "EverySeconds": "policy", "EveryEpoch": "policy",
+    "EverySteps": "policy", "EverySeconds": "policy", "EveryEpoch": "policy", "Adaptive": "policy",
+    "KeepLast": "policy", "KeepBest": "policy", "KeepEvery": "policy",
+    "compact": "compaction", "prune": "pruning", "export": "exporting", "import_checkpoint": "importing",
+    "PairedReader": "reading",
     "CheckpointInfo": "model", "Progress": "model",
     "SaveEvent": "events", "FailureEvent": "events", "SkipEvent": "events", "ResumeEvent": "events",
+    "IntervalEvent": "events", "PruneEvent": "events",
     "Repository": "repository",
     "Store": "storage", "open_store": "storage",
     "CheckpointError": "errors", "NotFoundError": "errors", "ConflictError": "errors", "CorruptionError": "errors",
@@ -42,6 +51,7 @@ _HOMES = {
 }  # fmt: skip
 
 __all__ = [
+    "Adaptive",
     "CheckpointError",
     "CheckpointInfo",
     "Checkpointer",
@@ -52,9 +62,15 @@ __all__ = [
     "EverySteps",
     "FailureEvent",
     "FormatError",
+    "IntervalEvent",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
     "MismatchError",
     "NotFoundError",
+    "PairedReader",
     "Progress",
+    "PruneEvent",
     "Repository",
     "ResumeEvent",
     "SaveError",
@@ -64,7 +80,11 @@ __all__ = [
     "SkipEvent",
     "StorageError",
     "Store",
+    "compact",
+    "export",
+    "import_checkpoint",
     "open_store",
+    "prune",
 ]
 
 

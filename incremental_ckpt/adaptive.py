@@ -18,9 +18,10 @@ WARM_UP_STEPS = 5
 PROFILED_STEPS = 20
 """Steps that are measured before the first save."""
 
-_MEMORY = 256  # steps: older ones weigh less than 1/e
+_MEMORY = 1024  # steps: older ones weigh less than 1/e. Slowdown is a difference of means, so they have to be steady
 _PAUSE = 100  # times the mean: no step but an evaluation, a debugger, a suspended machine
-_SAVES = 0.5  # how much of what was known of earlier saves still counts when one more is known
+_CAUTION = 1.2  # a difference of noisy means is taken that much larger, so that the budget holds all the same
+_SAVES = 0.7  # how much of what was known of earlier saves still counts when one more is known
 
 
 @dataclass
@@ -100,7 +101,7 @@ class CostMeter:
         self._disturbed.add(own.seconds, steps=own.steps, keep=_SAVES)
         if self._disturbed.step:
             share = max(0.0, 1 - self._undisturbed.step / self._disturbed.step)
-            self._slowdown = share * own.seconds
+            self._slowdown = min(1.0, _CAUTION * share) * own.seconds
         self._trained = max(0.0, self._trained - self._slowdown)
         cost = self._stall + self._slowdown
         self._per_save = _SAVES * self._per_save + (1 - _SAVES) * cost if self._measured_a_save else cost

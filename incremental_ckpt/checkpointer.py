@@ -27,15 +27,17 @@ from incremental_ckpt.agreement import (
 )
 from incremental_ckpt.codecs import codec_named
 from incremental_ckpt.coordinator import coordinator
-from incremental_ckpt.errors import CheckpointError
+from incremental_ckpt.errors import CheckpointError, SaveError
 from incremental_ckpt.events import Event, ResumeEvent, SkipEvent
-from incremental_ckpt.flight import SaveHandle
+from incremental_ckpt.flight import Late, SaveHandle
 from incremental_ckpt.format.layout import new_id
 from incremental_ckpt.model import ModelAdapter, Progress
 from incremental_ckpt.planning import Facts
-from incremental_ckpt.policy import BusyPolicy, EverySteps, KindPolicy, When
+from incremental_ckpt.policy import BusyPolicy, EverySteps, Keep, KindPolicy, When
+from incremental_ckpt.preemption import Preemption
 from incremental_ckpt.repository import Repository
-from incremental_ckpt.resuming import RNG, USER, Resume
+from incremental_ckpt.resuming import RNG, SCHEDULE, USER, Resume
+from incremental_ckpt.retention import Retention
 from incremental_ckpt.saving import Call, Saver
 from incremental_ckpt.schedule import Schedule
 from incremental_ckpt.settings import Settings
@@ -59,6 +61,8 @@ class Checkpointer:
         when: at which steps ``step()`` saves: one policy or several.
         kind: ``full``, ``one-shot``, ``consecutive`` or ``intermittent`` (see policy.choose_kind).
         codec, optimizer_codec: how rows and their optimizer fields are encoded: ``raw``.
+        keep: what is kept: ``KeepLast``, ``KeepBest``, ``KeepEvery`` or several; the rest is pruned after each save, in
+            the background. None: everything.
         busy: what ``step()`` does when a save is due and the one before is not durable: ``defer`` it until it is,
             ``wait``, or ``skip`` it.
         strict: model and checkpoint must name the same tables, parameters and state objects.
@@ -82,6 +86,7 @@ class Checkpointer:
         kind: KindPolicy = "intermittent",
         codec: str = "raw",
         optimizer_codec: str = "raw",
+        keep: Keep | Sequence[Keep] | None = None,
         busy: BusyPolicy = "defer",
         strict: bool = True,
         on_event: Callable[[Event], None] | None = None,
@@ -90,6 +95,8 @@ class Checkpointer:
     ) -> None:
         self._kind = _one_of("kind", kind, get_args(KindPolicy))
         _one_of("busy", busy, get_args(BusyPolicy))
+        policies = _each("when", when, "due", "EverySteps(1000)")
+        _each("keep", () if keep is None else keep, "kept", "KeepLast(3)")
         self._user_state = _checked_state(state or {})
         self._on_event = on_event
         self._settings = settings
@@ -105,16 +112,19 @@ class Checkpointer:
         self._environment = describe(self._ranks.world_size)
         self._saver = Saver(
             self._repository, self._adapter, self._tracker, self._ranks, codecs, settings,
-            job=job, environment=self._environment, clock=clock,
+            job=job, environment=self._environment, clock=clock, after_commit=self._retention(keep),
         )  # fmt: skip
         self._resume = Resume(
             self._repository, self._adapter, self._user_state, settings, self._ranks,
             job=job, tables_elsewhere={name for each in reports for name in each["tables"]}, strict=strict, clock=clock,
         )  # fmt: skip
         self._schedule = Schedule(
-            (when,) if not isinstance(when, Sequence) else tuple(when), busy, clock, alone=self._ranks.world_size == 1
-        )
+            policies, busy, clock,
+            alone=self._ranks.world_size == 1, grace=settings.grace_seconds or None,
+        )  # fmt: skip
+        self._preemption = Preemption(settings.grace_seconds, clock)
         self._closed = False
+        self._process = os.getpid()
         self._adapter.watch(self._tracker.mark, self._tracker.mark_all)
         atexit.register(self.close)
 
@@ -157,6 +167,7 @@ class Checkpointer:
         )
         self._saver.restart()
         self._schedule.begin(source.step, source.epoch)
+        self._schedule.load_state_dict(resumed.schedule)
         log.info(
             "resumed seq %d (step %d) from %s: chain of %d, %.1f MB in %.2f s",
             source.seq, source.step, self._repository.store.url,
@@ -186,21 +197,26 @@ class Checkpointer:
         Raises:
             SaveError, ConflictError: the save before failed (this call then saves nothing), or this one could not
                 begin.
+            SystemExit: after SIGTERM, once the last save is durable (see Settings.grace_seconds).
         """
         self._open()
-        self._emit(self._saver.events())
-        alone = self._ranks.world_size == 1
-        if alone:
-            self._saver.raise_failure()  # of several ranks, all are told at the next meeting
-        if not self._schedule.meets(step, epoch):
-            return None
-        if self._schedule.waits:
-            self._saver.drain(None)
-        call = self._schedule.call(step, epoch, busy=self._saver.busy)
-        if alone and call.go != "save":
-            self._agree(call, step, epoch)
-            return None
-        return self._save(step, epoch, loss, metrics, self._kind, call)
+        self._preemption.listen()
+        with self._schedule.boundary(lambda: self._saver.busy):
+            self._take_in_events()
+            alone = self._ranks.world_size == 1
+            if alone:
+                self._saver.raise_failure()  # of several ranks, all are told at the next meeting
+            preempted = self._preemption.arrived or self._saver.preempted
+            if not self._schedule.meets(step, epoch) and not (alone and preempted):
+                return None
+            call = Call(last=True) if preempted else self._schedule.call(step, epoch, busy=self._saver.busy)
+            waited = 0.0
+            if call.go == "save" and (preempted or self._schedule.waits):
+                waited = self._wait_for_the_save_before()
+            if alone and call.go != "save":
+                self._agree(call, step, epoch)
+                return None
+            return self._save(step, epoch, loss, metrics, self._kind, call, waited)
 
     def save_checkpoint(
         self,
@@ -223,13 +239,23 @@ class Checkpointer:
         """
         self._open()
         chosen = self._kind if kind is None else _one_of("kind", kind, get_args(KindPolicy))
-        self._saver.drain(None)
-        self._emit(self._saver.events())
-        if self._ranks.world_size == 1:
-            self._saver.raise_failure()
-        handle = self._save(step, epoch, loss, metrics, chosen, Call())
+        with self._schedule.boundary(lambda: self._saver.busy):
+            waited = self._wait_for_the_save_before()
+            self._take_in_events()
+            if self._ranks.world_size == 1:
+                self._saver.raise_failure()
+            call = Call(last=self._preemption.arrived or self._saver.preempted)
+            handle = self._save(step, epoch, loss, metrics, chosen, call, waited)
         assert handle is not None
         return handle
+
+    def _wait_for_the_save_before(self) -> float:
+        """Returns for how many seconds."""
+        if not self._saver.busy:
+            return 0.0
+        begun = self._clock()
+        self._saver.drain(self._settings.drain_timeout)
+        return self._clock() - begun
 
     def _save(
         self,
@@ -239,6 +265,7 @@ class Checkpointer:
         metrics: Mapping[str, float | torch.Tensor] | None,
         kind: KindPolicy,
         call: Call,
+        waited: float,
     ) -> SaveHandle | None:
         facts = Facts(
             _whole("step", step),
@@ -246,14 +273,48 @@ class Checkpointer:
             None if loss is None else _read(loss),
             {name: _read(value) for name, value in (metrics or {}).items()},
         )
-        handle = self._saver.save(facts, kind, self._extra_state, call)
+        late: Late = self._schedule.late(step, waited)
+        handle = self._saver.save(
+            facts, kind, self._extra_state, call, late=late, preempted=self._preemption.arrived
+        )  # fmt: skip
         self._agree(self._saver.call, step, epoch)
+        if handle is not None and self._saver.call.last:
+            self._end(handle)
         return handle
 
     def _agree(self, call: Call, step: int, epoch: int | None) -> None:
         self._schedule.agreed(call, step, epoch)
         if call.go == "skip":
-            self._emit([SkipEvent(step)])
+            self._emit([SkipEvent(step, self._schedule.skipped)])
+
+    def _end(self, handle: SaveHandle) -> None:
+        """The last save before the process is taken away.
+
+        Raises:
+            SystemExit: it is durable.
+            SaveError: it failed, or is not durable in time.
+        """
+        try:
+            handle.wait(self._preemption.remaining)
+        except TimeoutError as cause:
+            raise SaveError(
+                f"the last save, of step {handle.step} (seq {handle.seq}), is not durable within the grace period of "
+                f"{self._settings.grace_seconds:g} s (Settings.grace_seconds) after SIGTERM"
+            ) from cause
+        self._take_in_events()
+        if self._ranks.rank == 0:
+            log.warning("SIGTERM: step %d is saved as seq %d, and the process ends", handle.step, handle.seq)
+        self._saver.preempted = False
+        self._preemption.leave()
+
+    def _take_in_events(self) -> None:
+        """Learn from what has happened in the background, and tell of it."""
+        for event in self._saver.events():
+            self._emit([event])
+            interval = self._schedule.learn(event)
+            if interval is not None and self._ranks.rank == 0:
+                log.info("adaptive: %s", interval)
+                self._emit([interval])
 
     def close(self) -> None:
         """Wait for what is in flight, then stop watching the model. Closing again does nothing.
@@ -261,8 +322,12 @@ class Checkpointer:
         Raises:
             SaveError, ConflictError: the last save failed and nobody has been told yet.
         """
-        if self._closed:
-            return
+        self._close()
+        self._preemption.hand_on()
+
+    def _close(self) -> None:
+        if self._closed or os.getpid() != self._process:
+            return  # a forked child has neither the thread nor the save
         self._closed = True
         atexit.unregister(self.close)
         try:
@@ -270,6 +335,7 @@ class Checkpointer:
         finally:
             self._adapter.unwatch()
             self._emit(self._saver.events())
+            self._preemption.stop_listening()
             if self._opened_store:  # else it belongs to the caller
                 self._repository.store.close()
 
@@ -283,12 +349,19 @@ class Checkpointer:
             self.close()
             return
         try:
-            self.close()
+            self._close()
         except CheckpointError as failure:
             error.add_note(f"incremental_ckpt: the last save failed as well: {failure}")
 
     def _extra_state(self) -> dict[str, Any]:
-        return {USER: {name: thing.state_dict() for name, thing in self._user_state.items()}, RNG: capture_rng()}
+        state = {USER: {name: thing.state_dict() for name, thing in self._user_state.items()}, RNG: capture_rng()}
+        if self._ranks.rank == 0 and (measured := self._schedule.state_dict()):
+            state[SCHEDULE] = measured
+        return state
+
+    def _retention(self, keep: Keep | Sequence[Keep] | None) -> Callable[[int], Event | None] | None:
+        policies = tuple(keep) if isinstance(keep, Sequence) else () if keep is None else (keep,)
+        return Retention(self._repository, policies).run if policies else None
 
     def _agreed_parts(
         self, make: Callable[[], tuple[Repository, ModelAdapter]]
@@ -331,6 +404,15 @@ class Checkpointer:
     def _open(self) -> None:
         if self._closed:
             raise ValueError("the checkpointer is closed")
+
+
+def _each(name: str, given: Any, method: str, example: str) -> tuple[Any, ...]:
+    """One policy or several as a tuple."""
+    policies = tuple(given) if isinstance(given, Sequence) else (given,)
+    for policy in policies:
+        if not callable(getattr(policy, method, None)):
+            raise TypeError(f"{name} takes a policy such as {example}, or a list of them, not {policy!r}")
+    return policies
 
 
 def _one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:

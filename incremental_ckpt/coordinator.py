@@ -21,8 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from incremental_ckpt.errors import SaveError
 
-_GRACE_SECONDS = 15.0
-"""How much longer a rank waits for rank 0 than rank 0 waits for the others."""
+_MOST_GRACE_SECONDS = 15.0
+"""How much longer a rank waits for rank 0, which may come as late as others do and then waits for them."""
 
 
 class Coordinator(Protocol):
@@ -66,7 +66,7 @@ class RendezvousStore:
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._patience = 2 * timeout + _GRACE_SECONDS
+        self._patience = 2 * timeout + min(timeout, _MOST_GRACE_SECONDS)
         self._store = PrefixStore("incremental_ckpt", _get_default_store())
         # Checkpointers are made in the same order on every rank, so the count names the same one everywhere.
         self._name = str(next(_made))

@@ -1,4 +1,4 @@
-"""What happened, as facts: one frozen dataclass per save, failed save and resume.
+"""What happened, as facts: one frozen dataclass per save, failed save, resume and change of the interval.
 
 It must not know who listens.
 """
@@ -6,6 +6,7 @@ It must not know who listens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from incremental_ckpt.model import Kind
 
@@ -19,6 +20,9 @@ class SaveEvent:
         stall_seconds: from the call until parameters might change again.
         persist_seconds: from then until the checkpoint was committed.
         chain_length: how many checkpoints a resume from this one replays.
+        deferred_steps: how many steps later than it was due, since the save before was not yet durable.
+        waited_seconds: for how long training waited for the save before, ahead of the stall.
+        skipped: saves left out since the one before.
     """
 
     seq: int
@@ -31,6 +35,9 @@ class SaveEvent:
     stall_seconds: float
     persist_seconds: float
     chain_length: int
+    deferred_steps: int = 0
+    waited_seconds: float = 0.0
+    skipped: int = 0
 
     @property
     def share(self) -> float:
@@ -49,9 +56,14 @@ class FailureEvent:
 
 @dataclass(frozen=True)
 class SkipEvent:
-    """A save that was due did not happen: the one before was not yet durable and ``busy`` says skip."""
+    """A save that was due did not happen: the one before was not yet durable and ``busy`` says skip.
+
+    Attributes:
+        skipped: how many have been left out since the last save, this one included.
+    """
 
     step: int
+    skipped: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,4 +83,50 @@ class ResumeEvent:
     passed_over: tuple[tuple[int, str], ...]
 
 
-Event = SaveEvent | FailureEvent | SkipEvent | ResumeEvent
+@dataclass(frozen=True)
+class IntervalEvent:
+    """``Adaptive`` has chosen another interval. Times in seconds.
+
+    Attributes:
+        step: of the save after which it did.
+        interval_steps: training steps from one save to the next.
+        bound_by: what asks for no less.
+        step_seconds: a training step while nothing is being persisted.
+        stall_seconds, persist_seconds: of the last save.
+        slowdown_seconds: what steps took longer, in sum, while it was persisted.
+    """
+
+    step: int
+    interval_steps: int
+    bound_by: Literal["durable", "budget", "mtbf"]
+    step_seconds: float
+    stall_seconds: float
+    persist_seconds: float
+    slowdown_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"steps of {1e3 * self.step_seconds:.1f} ms, stall {1e3 * self.stall_seconds:.1f} ms, durable after "
+            f"{self.persist_seconds:.2f} s, which slowed steps by {1e3 * self.slowdown_seconds:.1f} ms in all: a save "
+            f"every {self.interval_steps} steps (bound by: {self.bound_by})"
+        )
+
+
+@dataclass(frozen=True)
+class PruneEvent:
+    """Checkpoints that nothing keeps were forgotten.
+
+    Attributes:
+        step: of the save after which this happened.
+        forgotten: their numbers.
+        bytes_freed: of data that was deleted.
+        failures: what could not be done, and is tried again after the next save.
+    """
+
+    step: int
+    forgotten: tuple[int, ...]
+    bytes_freed: int
+    failures: tuple[str, ...]
+
+
+Event = SaveEvent | FailureEvent | SkipEvent | ResumeEvent | IntervalEvent | PruneEvent

@@ -63,6 +63,29 @@ class SaveHandle:
         return self._error
 
 
+@dataclass(frozen=True)
+class Late:
+    """Why a save comes later than it was due.
+
+    Attributes:
+        deferred_steps: steps since it was due.
+        waited_seconds: what training waited for the save before.
+        skipped: saves left out since the one before.
+    """
+
+    deferred_steps: int = 0
+    waited_seconds: float = 0.0
+    skipped: int = 0
+
+    def __str__(self) -> str:
+        reasons = [
+            f"deferred by {self.deferred_steps} steps" if self.deferred_steps else "",
+            f"training waited {self.waited_seconds:.2f} s for the save before" if self.waited_seconds else "",
+            f"{self.skipped} skipped before" if self.skipped else "",
+        ]
+        return ", ".join(r for r in reasons if r)
+
+
 @dataclass
 class Flight:
     """The one attempt that may be under way.
@@ -78,6 +101,7 @@ class Flight:
     handle: SaveHandle
     shards: tuple[Shard, ...]
     stall_seconds: float = 0.0
+    late: Late = Late()
     chain_length: int = 1
     outcome: Mapping[str, Any] | None = None
     verdict: Verdict | None = None

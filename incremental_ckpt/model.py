@@ -27,7 +27,7 @@ class Field:
     """One thing that every row of a shard has: its weight, or one per-row state of its optimizer.
 
     Attributes:
-        name: ``weight``, ``momentum1``, ``sum``, ``exp_avg``, ...
+        name: ``weight``, ``sum``, ``exp_avg``, ...: one name for one meaning, whichever optimizer has it.
         dtype: a key of DTYPE_BYTES.
         width: elements per row.
     """
@@ -106,6 +106,10 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Table:
     """A shard together with the live tensors that training updates.
@@ -115,15 +119,16 @@ class Table:
         tensors: for each field name a tensor ``[rows, width]``, a view of live memory on the table's device; a write to
             it changes the model.
         replicated: every rank holds this very shard, all alike (a data-parallel table).
+        edited: whether rows were changed just now that nobody has announced (an in-place edit). Safe in any thread.
         tracked: whether every update of a row is announced to the tracker before it happens. False: any row may change
-            at any
-            time, and every checkpoint carries all rows.
+            at any time, and every checkpoint carries all rows.
     """
 
     shard: Shard
     tensors: Mapping[str, torch.Tensor]
     tracked: bool
     replicated: bool = False
+    edited: Callable[[], bool] = _never
 
 
 Mark = Callable[[int, "torch.Tensor"], None]
@@ -142,8 +147,7 @@ class ModelAdapter(Protocol):
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         """Call ``mark`` from now on, in the thread and on the stream of the update, before it changes the rows;
-        ``mark_all(table)`` where a
-        change cannot be told by rows (a ``load_state_dict``, an in-place edit)."""
+        ``mark_all(table)`` where a change cannot be told by rows (a ``load_state_dict``, an in-place edit)."""
 
     def unwatch(self) -> None:
         """Remove every hook that watch installed."""
@@ -168,5 +172,8 @@ class ModelAdapter(Protocol):
         """
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
-        """Make sure that lazily created per-row state exists for the given fields (by table), and return
-        ``tables()``."""
+        """Make sure that lazily created per-row state exists, and return ``tables()``.
+
+        Args:
+            fields: by table, as wide as those of the whole table.
+        """

@@ -217,6 +217,8 @@ class Persister:
         return Verdict(committed, error, newest or committed, True)
 
     def _tell(self, attempt: Attempt, verdict: Verdict) -> None:
+        if not self._repository.exists:
+            return  # nothing may come before repo.json, and that is what has failed
         outcome = Outcome(attempt.seq, attempt.attempt, verdict.committed is not None, str(verdict.error or ""))
         try:
             self._repository.store.put(layout.outcome_key(attempt.seq, attempt.attempt), [outcome.to_bytes()])

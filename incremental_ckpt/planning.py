@@ -15,7 +15,7 @@ from incremental_ckpt.format.layout import new_id
 from incremental_ckpt.format.manifest import Lineage, Manifest
 from incremental_ckpt.model import CheckpointRef
 from incremental_ckpt.persist import Verdict
-from incremental_ckpt.policy import KindPolicy, choose_kind
+from incremental_ckpt.policy import Chain, ChainLimit, KindPolicy, choose_kind
 from incremental_ckpt.rank_writer import Attempt
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.repository.core import lineage_after, ref_of
@@ -37,22 +37,27 @@ class Facts:
 class Planner:
     """Plans the attempts of one job. Only rank 0's is asked.
 
+    Args:
+        limit: how long chains may grow.
+
     Attributes:
         lost: another job has gone on; this one can save no more.
     """
 
-    def __init__(self, repository: Repository, job: str, environment: Mapping[str, Any]) -> None:
+    def __init__(self, repository: Repository, job: str, environment: Mapping[str, Any], limit: ChainLimit) -> None:
         self.lost: ConflictError | None = None
         self._repository = repository
         self._job = job
         self._environment = environment
         self._lineage: tuple[Lineage, ...] | None = None
         self._newest_seq = 0
+        self._attempts: set[str] = set()
         self._parent: CheckpointRef | None = None
         self._must_base = True
         self._unseen = False
-        self._shares: list[float] = []
-        self._chain_lengths: dict[int, int] = {}
+        self._limit = limit
+        self._shares: list[float] = []  # of the deltas that count from the present parent
+        self._chains: dict[int, Chain] = {}
 
     def begin_after(
         self,
@@ -76,14 +81,16 @@ class Planner:
         lineage = tuple(lineage_after(newest, self._job, source.seq if source else 0))
         self._lineage = (*lineage[:-1], Lineage(self._job, newest_seq + 1, lineage[-1].resumed))
         self._newest_seq = newest_seq
+        self._attempts.clear()
         self._parent = ref_of(source) if source else None
         # A branch starts with a base: a delta's parent would lie behind numbers of another branch, which prune may
         # drop.
         self._must_base = source is None or not complete or source.seq != newest_seq
         self._environment = {**self._environment, BY_RULE: list(notes)} if notes else self._environment
-        deltas = [m for m in resumed if m.kind == "delta"]
-        self._shares = [m.totals.rows / max(1, m.totals.table_rows) for m in deltas]
-        self._chain_lengths = {m.seq: i + 1 for i, m in enumerate(resumed)}
+        self._shares = []  # deltas now count from the one that was resumed
+        self._chains = {}
+        for manifest in resumed:
+            self._chains[manifest.seq] = self._chain_of(manifest)
 
     def begin_fresh(self, newest: Manifest | None) -> None:
         """Begin without a resume; what the store holds is left alone, and the numbers go on behind it."""
@@ -93,6 +100,8 @@ class Planner:
                 "starts with a base of its own",
                 self._repository.store.url, newest.seq, newest.step,
             )  # fmt: skip
+            # Else, were our first manifest damaged, its predecessor would pass for an ancestor.
+            self._repository.write_resume_marker(self._job, 0, seq=0, newest=newest.seq)
         self.begin_after(newest, newest.seq if newest is not None else 0, (), complete=False)
 
     def must_start_over(self) -> None:
@@ -110,11 +119,14 @@ class Planner:
         elif self._unseen:
             self._adopt(self._repository.newest_of(self._job, self._newest_seq))
             self._unseen = False
-        choice = choose_kind(kind, self._shares)
+        chain = self._chains.get(self._parent.seq, Chain()) if self._parent is not None else Chain()
+        choice = choose_kind(kind, self._shares, chain, self._limit)
         base = choice.base or self._must_base or self._parent is None
         assert self._lineage is not None
+        attempt = new_id()
+        self._attempts.add(attempt)
         return Attempt(
-            seq=self._newest_seq + 1, attempt=new_id(), kind="base" if base else "delta",
+            seq=self._newest_seq + 1, attempt=attempt, kind="base" if base else "delta",
             parent=None if base else self._parent,
             next_parent=None if base or choice.moves_parent else self._parent,
             step=facts.step, epoch=facts.epoch, loss=facts.loss, metrics=facts.metrics,
@@ -123,7 +135,14 @@ class Planner:
 
     def chain_length(self, attempt: Attempt) -> int:
         """How many checkpoints a resume from it would replay."""
-        return 1 if attempt.parent is None else self._chain_lengths.get(attempt.parent.seq, 1) + 1
+        return 1 if attempt.parent is None else self._chains.get(attempt.parent.seq, Chain()).length + 1
+
+    def _chain_of(self, manifest: Manifest) -> Chain:
+        size = manifest.totals.bytes
+        if manifest.parent is None:
+            return Chain(1, size)
+        before = self._chains.get(manifest.parent.seq, Chain())
+        return Chain(before.length + 1, before.bytes + size, size)
 
     def settle(self, attempt: Attempt, verdict: Verdict) -> None:
         """Take in how an attempt ended, and adopt what the store holds."""
@@ -132,10 +151,12 @@ class Planner:
         if verdict.committed is not None:
             totals = verdict.committed.totals
             if attempt.kind == "base":
-                self._must_base, self._shares = False, []
+                self._must_base = False
+            if attempt.moves_parent:
+                self._shares = []
             else:
                 self._shares.append(totals.rows / max(1, totals.table_rows))
-            self._chain_lengths[attempt.seq] = self.chain_length(attempt)
+            self._chains[attempt.seq] = self._chain_of(verdict.committed)
         self._adopt(verdict.newest)
         self._unseen = not verdict.looked
 
@@ -144,11 +165,12 @@ class Planner:
         it up."""
         if newest is None or newest.seq <= self._newest_seq:
             return
-        if newest.lineage != self._lineage:
+        if newest.attempt not in self._attempts:
             # A put from before this process's last resume has landed: our history goes on behind it, as a branch.
             assert self._lineage is not None
             self._lineage = (*newest.lineage, Lineage(self._job, newest.seq + 1, self._lineage[-1].resumed))
             self._must_base = True
+        self._attempts.clear()  # their number is taken: none of them can land any more
         self._newest_seq = newest.seq
         self._parent = newest.next_parent or ref_of(newest)
 

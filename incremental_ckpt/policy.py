@@ -1,4 +1,4 @@
-"""When to save and which kind: pure functions over facts.
+"""When to save, which kind, and what to keep: pure functions over facts.
 
 It must not know clocks, stores or ranks: what it decides on is handed to it.
 """
@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
+
+from incremental_ckpt.model import CheckpointInfo
 
 KindPolicy = Literal["full", "one-shot", "consecutive", "intermittent"]
 BusyPolicy = Literal["defer", "wait", "skip"]
@@ -154,7 +156,7 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         if not 0 < self.max_overhead < math.inf:
-            raise ValueError(f"Adaptive takes a positive overhead, as a share of training time: not {self.max_overhead}")
+            raise ValueError(f"Adaptive takes a positive share of training time, not {self.max_overhead}")
         if self.mtbf is not None and not self.mtbf > 0:
             raise ValueError(f"Adaptive takes a positive mtbf in seconds, or None: not {self.mtbf}")
 
@@ -260,3 +262,79 @@ def choose_kind(
     if policy == "intermittent" and shares and 1 + sum(shares) <= (len(shares) + 1) * shares[-1]:
         return NextKind(base=True, moves_parent=True)
     return NextKind(base=False, moves_parent=False)
+
+
+class Keep(Protocol):
+    """Says which checkpoints are worth keeping. What those need, and what is in use, is kept besides."""
+
+    def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
+        """Numbers of those to keep, out of all that can be restored, by ascending seq. That the others are gone must
+        change nothing about the answer."""
+
+
+@dataclass(frozen=True)
+class KeepLast:
+    """The ``count`` newest."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _check_positive("KeepLast", "number of checkpoints", self.count)
+
+    def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
+        return frozenset(info.seq for info in checkpoints[-self.count :])
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """The ``count`` best by a metric (``loss``: the loss, where no metric has that name); of equal ones the newer.
+
+    Checkpoints without it, or where it is not a number, are none of the best.
+    """
+
+    count: int
+    metric: str
+    mode: Literal["max", "min"] = "max"
+
+    def __post_init__(self) -> None:
+        _check_positive("KeepBest", "number of checkpoints", self.count)
+        if self.mode not in ("max", "min"):
+            raise ValueError(f"KeepBest takes the mode 'max' or 'min', not {self.mode!r}")
+
+    def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
+        sign = 1.0 if self.mode == "max" else -1.0
+        values = {info.seq: self._value(info) for info in checkpoints}
+        ranked = sorted((sign * v, seq) for seq, v in values.items() if v is not None and v == v)
+        return frozenset(seq for _, seq in ranked[-self.count :])
+
+    def _value(self, info: CheckpointInfo) -> float | None:
+        return info.metrics.get(self.metric, info.loss if self.metric == "loss" else None)
+
+
+@dataclass(frozen=True)
+class KeepEvery:
+    """The first checkpoint at or after each multiple of ``steps``; of equal steps the newest."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_positive("KeepEvery", "number of steps", self.steps)
+
+    def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
+        first: dict[int, CheckpointInfo] = {}
+        for info in checkpoints:
+            known = first.get(info.step // self.steps)
+            if known is None or info.step <= known.step:
+                first[info.step // self.steps] = info
+        # Before the first multiple beyond 0 there is only step 0 itself.
+        return frozenset(info.seq for number, info in first.items() if number > 0 or info.step == 0)
+
+
+def kept_by_any(policies: Sequence[Keep], checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
+    """What at least one of several keeps."""
+    return frozenset().union(*(policy.kept(checkpoints) for policy in policies))
+
+
+def _check_positive(policy: str, what: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{policy} takes a positive {what}, not {value}")

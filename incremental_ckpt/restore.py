@@ -197,7 +197,8 @@ class _Target:
             and isinstance(rows, slice)
             and read.entry.at.size == (rows.stop - rows.start) * read.entry.record
         )
-        if not whole or self._bytes is None or read.entry.codec != "raw" or self._columns(read) is not None:
+        as_is = read.entry.codec == "raw" and self._columns(read) is None and self._share(read) is None
+        if not whole or not as_is or self._bytes is None:
             return None
         target = self._bytes[rows]
         return target.reshape(-1).data if target.flags.c_contiguous else None
@@ -306,7 +307,10 @@ def load_tables(
         for table in tables:
             shard = table.shard
             chain = TableChain(repository, found.tables, shard.table)
+            stored = {field.name for part in found.shards().get(shard.table, ()) for field in part.fields}
             for field in shard.fields:
+                if field.name not in stored:
+                    continue  # not strict: it stays as it is
                 rows = range(shard.row_start, shard.row_start + shard.rows)
                 reads = chain.plan(field.name, rows, range(shard.col_start, shard.col_start + shard.cols))
                 target = _Target(table, field)
@@ -349,7 +353,7 @@ def load_state(repository: Repository, found: Found) -> dict[str, Any]:
     their own memory.
 
     Where another number of ranks saved, ``found.state[0]`` is the rank whose own state this one takes over. Where this
-    rank held other shards, counters of fused optimizers come from all ranks.
+    rank held other shards, counters of optimizers come from all ranks.
     """
     own = found.state[0]
     state = {s.name: _load_one(repository, own, s) for s in own.state}
@@ -360,7 +364,16 @@ def load_state(repository: Repository, found: Found) -> dict[str, Any]:
                 portions.append(_load_one(repository, other, each))
             elif each.name == "fused" and not found.same_shards:
                 state["fused"] = [*state["fused"], *_load_one(repository, other, each)]
+            elif each.name == "optimizer" and not found.same_shards:
+                _add_missing(state["optimizer"], _load_one(repository, other, each))
     return united(state, portions)
+
+
+def _add_missing(optimizers: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Steps of parameters of which this rank's predecessor held no rows."""
+    for name, value in others.items():
+        if "state" in value and "state" in optimizers.get(name, {}):
+            optimizers[name]["state"] = {**value["state"], **optimizers[name]["state"]}
 
 
 def _load_one(repository: Repository, source: RankManifest, state: State) -> Any:

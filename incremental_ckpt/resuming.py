@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from incremental_ckpt.agreement import Report, check_same_call, first_error, mak
 from incremental_ckpt.coordinator import Coordinator
 from incremental_ckpt.errors import CheckpointError, CorruptionError, MismatchError, NotFoundError
 from incremental_ckpt.format.manifest import Manifest
-from incremental_ckpt.model import Field, ModelAdapter, Table
+from incremental_ckpt.model import Field, ModelAdapter, Shard, Table
 from incremental_ckpt.repository import Listing, Repository
 from incremental_ckpt.restore import Found, compare_tables, find, load_state, load_tables
 from incremental_ckpt.settings import Settings
@@ -25,7 +25,9 @@ from incremental_ckpt.surroundings import restore_rng
 
 log = logging.getLogger("incremental_ckpt")
 
-USER, RNG = "user", "rng"
+USER, RNG, SCHEDULE = "user", "rng", "schedule"
+_PASSES = 12
+"""How often a prune may overtake one resume."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Resumed:
         newest_seq: the highest number, readable or not.
         complete: model and checkpoint have the same tables and parameters.
         notes: what was put back by a rule instead of bit for bit, a line each.
+        schedule: what the run had measured of its own saves; empty where it had not.
     """
 
     chain: tuple[Manifest, ...]
@@ -48,6 +51,7 @@ class Resumed:
     bytes: int
     seconds: float
     notes: tuple[str, ...]
+    schedule: Mapping[str, Any]
 
 
 class Resume:
@@ -96,9 +100,13 @@ class Resume:
         while True:
             pick = self._agreed_pick(step, candidates)
             if pick is None:
+                if damage is not None and step is not None:
+                    raise damage
                 if damage is not None:
                     raise self._nothing_whole(passed_over, damage) from damage
                 return None
+            if pick.first:
+                passed_over.clear()  # what was tried before is not damaged, but forgotten meanwhile
             loaded: _Loaded | None = None
             failure: Exception | None = None
             try:
@@ -106,7 +114,7 @@ class Resume:
             except Exception as cause:  # whatever it is, the other ranks are to hear of it
                 failure = cause
             reports = self._told(step, loaded, failure)
-            damage = self._agreed_failure(step, failure, reports)
+            damage = self._agreed_failure(failure, reports)
             if damage is None:
                 break
             log.warning("seq %d cannot be resumed and is passed over: %s", pick.seq, damage)
@@ -122,7 +130,7 @@ class Resume:
         chain = tuple(link.manifest for link in loaded.found.links)
         return Resumed(
             chain, pick.newest or chain[-1], pick.newest_seq, complete,
-            tuple(passed_over), loaded.found.bytes, self._clock() - begun, notes,
+            tuple(passed_over), loaded.found.bytes, self._clock() - begun, notes, loaded.schedule,
         )  # fmt: skip
 
     def _nothing_whole(self, passed_over: Sequence[tuple[int, str]], damage: CorruptionError) -> CorruptionError:
@@ -136,23 +144,33 @@ class Resume:
 
     def _candidates(self, step: int | None) -> Iterator[_Pick]:
         """What rank 0 picks, best first. Each is marked in the store before anything of it is read."""
-        listing = self._repository.listing()
-        if not listing.seqs:
-            if step is not None:
-                raise NotFoundError(f"{self._repository.store.url} holds no checkpoint, so none of step {step}")
-            return
-        newest_seq = listing.seqs[-1]
-        if step is not None:
-            yield self._marked(self._repository.find(step).seq, listing)
-            return
-        yield self._marked(newest_seq, listing)
-        for manifest in self._repository.fallbacks(newest_seq, listing):
-            yield self._marked(manifest.seq, listing)
+        for _ in range(_PASSES):
+            listing = self._repository.listing()
+            if not listing.seqs:
+                if step is not None:
+                    raise NotFoundError(f"{self._repository.store.url} holds no checkpoint, so none of step {step}")
+                return
+            first = True
+            for seq in self._seqs(step, listing):
+                yield self._marked(seq, listing, first=first)
+                first = False
+                if seq not in self._repository.listing().seqs:
+                    break  # it could not be loaded since a prune has forgotten it: nothing is damaged
+            else:
+                return
 
-    def _marked(self, seq: int, listing: Listing) -> _Pick:
+    def _seqs(self, step: int | None, listing: Listing) -> Iterator[int]:
+        if step is not None:
+            yield self._repository.find(step).seq
+            return
+        yield listing.seqs[-1]
+        for manifest in self._repository.fallbacks(listing.seqs[-1], listing):
+            yield manifest.seq
+
+    def _marked(self, seq: int, listing: Listing, *, first: bool) -> _Pick:
         self._markers += 1
         self._repository.write_resume_marker(self._job, self._markers, seq=seq, newest=listing.seqs[-1])
-        return _Pick(seq, listing.seqs[-1], self._newest_readable(listing))
+        return _Pick(seq, listing.seqs[-1], first, self._newest_readable(listing))
 
     def _newest_readable(self, listing: Listing) -> Manifest | None:
         for seq in reversed(listing.seqs):
@@ -170,7 +188,7 @@ class Resume:
         if candidates is not None:
             try:
                 pick = next(candidates, None)
-                report["pick"] = [pick.seq, pick.newest_seq] if pick is not None else None
+                report["pick"] = [pick.seq, pick.newest_seq, pick.first] if pick is not None else None
             except CheckpointError as cause:
                 failure = cause
                 report["error"] = written_error(cause)
@@ -180,7 +198,8 @@ class Resume:
             raise failure or error
         if self._coordinator.rank == 0 or reports[0]["pick"] is None:
             return pick
-        return _Pick(reports[0]["pick"][0], reports[0]["pick"][1], None)
+        seq, newest_seq, first = reports[0]["pick"]
+        return _Pick(seq, newest_seq, first, None)
 
     def _told(self, step: int | None, loaded: _Loaded | None, failure: Exception | None) -> Sequence[Report]:
         report: Report = {"what": "loaded", "step": step, "error": written_error(failure)}
@@ -190,9 +209,7 @@ class Resume:
         check_same_call(reports)
         return reports
 
-    def _agreed_failure(
-        self, step: int | None, failure: Exception | None, reports: Sequence[Report]
-    ) -> CorruptionError | None:
+    def _agreed_failure(self, failure: Exception | None, reports: Sequence[Report]) -> CorruptionError | None:
         """None where every rank has loaded; the damage where all are to try the next candidate.
 
         Raises:
@@ -207,8 +224,6 @@ class Resume:
                 raise make_error(*others[0])
             damage = failure if isinstance(failure, CorruptionError) else error
             assert isinstance(damage, CorruptionError)
-            if step is not None:
-                raise damage
             return damage
         raise failure or error
 
@@ -218,7 +233,7 @@ class Resume:
             self._repository, self._repository.links(seq), self._adapter.tables(), rank=rank, world_size=world_size
         )
         shards = found.shards()
-        fields: dict[str, tuple[Field, ...]] = {name: parts[0].fields for name, parts in shards.items()}
+        fields = {name: _whole_fields(parts[0]) for name, parts in shards.items()}
         tables = self._adapter.prepare_restore(fields)
         differences = compare_tables(shards, tables, strict=self._strict, elsewhere=self._tables_elsewhere)
         state = load_state(self._repository, found)
@@ -233,7 +248,7 @@ class Resume:
                 f"seq {seq} was saved by {saved} ranks, and there are {world_size} now: random generators, buffers and "
                 f"registered objects of a rank are those of rank (rank modulo {saved}) then"
             )
-        rng = state.pop(RNG, None)
+        rng, schedule = state.pop(RNG, None), state.pop(SCHEDULE, {})
         differences += self._adapter.load_state(state, strict=self._strict)
         for name, value in user.items():
             self._user_state[name].load_state_dict(value)
@@ -241,7 +256,7 @@ class Resume:
             restore_rng(rng)  # last: loading may draw random numbers
         for difference in differences:
             log.warning("not strict: %s", difference)
-        return _Loaded(found, complete and not differences, notes)
+        return _Loaded(found, complete and not differences, notes, schedule)
 
     def _user_of(self, state: dict[str, Any], seq: int) -> dict[str, Any]:
         user: dict[str, Any] = state.pop(USER, {})
@@ -256,6 +271,11 @@ class Resume:
         return {name: value for name, value in user.items() if name in self._user_state}
 
 
+def _whole_fields(shard: Shard) -> tuple[Field, ...]:
+    """The fields that the whole table would have."""
+    return tuple(replace(f, width=shard.table_cols) if f.width == shard.cols else f for f in shard.fields)
+
+
 @dataclass(frozen=True)
 class _Loaded:
     """What this rank has put back.
@@ -268,10 +288,12 @@ class _Loaded:
     found: Found
     complete: bool
     notes: list[str]
+    schedule: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class _Pick:
     seq: int
     newest_seq: int
+    first: bool
     newest: Manifest | None

@@ -10,7 +10,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -28,11 +28,11 @@ from incremental_ckpt.codecs import Codec
 from incremental_ckpt.coordinator import Coordinator
 from incremental_ckpt.errors import CheckpointError, SaveError
 from incremental_ckpt.events import Event, FailureEvent, SaveEvent
-from incremental_ckpt.flight import Background, Flight, SaveHandle
+from incremental_ckpt.flight import Background, Flight, Late, SaveHandle
 from incremental_ckpt.model import ModelAdapter, Shard, Table
 from incremental_ckpt.persist import Persister, Verdict
 from incremental_ckpt.planning import Facts, Planner, as_base
-from incremental_ckpt.policy import KindPolicy
+from incremental_ckpt.policy import ChainLimit, KindPolicy
 from incremental_ckpt.rank_writer import Attempt, Content
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.settings import Settings
@@ -62,10 +62,12 @@ class Call:
     Attributes:
         go: ``save``, or why not.
         next_meeting: the step of the next meeting, where only rank 0 knows whether a save is due.
+        last: the job is to end once this save is durable.
     """
 
     go: Literal["save", "defer", "skip", "not due"] = "save"
     next_meeting: int | None = None
+    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Saver:
     Attributes:
         planner: rank 0's plans.
         call: what the last meeting decided.
+        preempted: some rank has said at a meeting that the job is to end.
     """
 
     def __init__(
@@ -99,9 +102,12 @@ class Saver:
         environment: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
+        after_commit: Callable[[int], Event | None] | None = None,
     ) -> None:
-        self.planner = Planner(repository, job, environment)
+        limit = ChainLimit(settings.chain_length, settings.chain_bytes)
+        self.planner = Planner(repository, job, environment, limit)
         self.call = Call()
+        self.preempted = False
         self._repository = repository
         self._adapter = adapter
         self._tracker = tracker
@@ -112,6 +118,7 @@ class Saver:
         self._persister = Persister(
             repository, codecs, settings, rank=self._rank, world_size=self._world_size, clock=clock
         )
+        self._after_commit = after_commit
         self._background = background or Background(idle=settings.idle_priority)
         self._arena = HostArena(pinned=torch.cuda.is_available())
         self._flight: Flight | None = None
@@ -132,6 +139,7 @@ class Saver:
         self.planner.must_start_over()
 
     def _forget_flight(self) -> None:
+        self._settle_late()
         if self._flight is not None:
             self._settle(self._outcome())
 
@@ -180,8 +188,15 @@ class Saver:
         kind: KindPolicy,
         extra_state: Callable[[], Mapping[str, Any]],
         call: Call = Call(),
+        *,
+        late: Late = Late(),  # noqa: B008
+        preempted: bool = False,
     ) -> SaveHandle | None:
         """Meet; if the call says so, freeze and copy, then hand over. On rank 0 nothing is in flight then.
+
+        Args:
+            late: goes into the event.
+            preempted: this rank has been told that the job is to end; the others are to know.
 
         Returns:
             None where rank 0 decided not to save.
@@ -192,11 +207,13 @@ class Saver:
         """
         begun = self._clock()
         report: Report = {"what": "save", "step": facts.step, "error": None, "changed": False}
+        report["preempted"] = preempted
         prepared: _Prepared | None = None
         attempt: Attempt | None = None
         failure: Exception | None = None
         if self._rank == 0:
-            report |= {"go": call.go, "next": call.next_meeting, "outcome": self._outcome(), "plan": None}
+            report |= {"go": call.go, "next": call.next_meeting, "last": call.last}
+            report |= {"outcome": self._outcome(), "plan": None}
             report["lost"] = str(self.planner.lost) if self.planner.lost is not None else None
         try:
             self._settle_late()
@@ -212,6 +229,9 @@ class Saver:
         reports = self._coordinator.meet(report)
         check_same_call(reports)
         self._take_in(reports[0])
+        if any(r["preempted"] for r in reports) and not self.call.last:
+            self.preempted = True
+            self.call = replace(self.call, next_meeting=facts.step + 1)
         if self.call.go != "save":
             return None
         if (told := first_error(reports, self._rank)) is not None:
@@ -225,7 +245,7 @@ class Saver:
             attempt = as_base(attempt)  # a delta cannot bring fields that its parent's rows do not have
         assert prepared is not None
         content = self._freeze_and_copy(attempt, prepared)
-        flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards)
+        flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards, late=late)
         flight.chain_length = 1 if attempt.parent is None else reports[0]["plan"]["chain_length"]
         return self._hand_over(flight, content, begun)
 
@@ -272,7 +292,7 @@ class Saver:
     def _take_in(self, host: Report) -> None:
         """Settle by rank 0's word; raise what it says that all ranks raise."""
         flight = self._flight
-        self.call = Call(host["go"], host["next"])
+        self.call = Call(host["go"], host["next"], host.get("last", False))
         if host["outcome"] is not None:
             self._settle(host["outcome"])
         if host["outcome"] is not None and host["outcome"]["unraised"]:
@@ -287,6 +307,11 @@ class Saver:
         flight = self._flight
         if flight is None:
             return
+        if flight.interrupt.is_set():
+            # It was told before; this outcome is of an attempt that went on without this rank.
+            if not flight.written.is_set():
+                return
+            outcome = flight.outcome
         flight.outcome = outcome
         committed = outcome is not None and outcome["committed"] and outcome["attempt"] == flight.attempt.attempt
         if not flight.handle.done():
@@ -405,9 +430,10 @@ class Saver:
             if self._rank == 0:
                 log.info(
                     "saved step %d as seq %d: %s, %d of %d rows (%.2f %%), %.1f MB, stall %.1f ms, durable after "
-                    "%.2f s, chain of %d",
+                    "%.2f s, chain of %d%s",
                     event.step, event.seq, event.kind, event.rows, event.table_rows, 100 * event.share,
                     event.bytes / 1e6, 1e3 * event.stall_seconds, event.persist_seconds, event.chain_length,
+                    f" ({flight.late})" if str(flight.late) else "",
                 )  # fmt: skip
             self._events.put(event)
             flight.handle._finish(verdict.committed.info(), None)
@@ -416,6 +442,19 @@ class Saver:
             self._events.put(FailureEvent(attempt.step, attempt.seq, verdict.error))
             flight.handle._finish(None, verdict.error)
         flight.written.set()
+        may_go_on = self._rank == 0 and verdict.committed is not None and not self.call.last
+        if self._after_commit is not None and may_go_on:
+            self._after_the_commit(attempt.step)
+
+    def _after_the_commit(self, step: int) -> None:
+        assert self._after_commit is not None
+        try:
+            event = self._after_commit(step)
+        except Exception:  # it is no part of the save, and the next one needs this thread
+            log.exception("what was to happen after the save of step %d has failed", step)
+            return
+        if event is not None:
+            self._events.put(event)
 
     def _event(self, flight: Flight, verdict: Verdict, persist_seconds: float) -> SaveEvent:
         assert verdict.committed is not None
@@ -423,6 +462,7 @@ class Saver:
         return SaveEvent(
             info.seq, info.step, info.epoch, info.kind, info.rows, info.table_rows, info.bytes,
             flight.stall_seconds, persist_seconds, flight.chain_length,
+            flight.late.deferred_steps, flight.late.waited_seconds, flight.late.skipped,
         )  # fmt: skip
 
     def close(self, timeout: float) -> None:

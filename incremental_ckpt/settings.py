@@ -20,12 +20,16 @@ class Settings:
             of partial reads.
         snapshot_bytes: changed rows are copied within the stall up to this many bytes; more are streamed like a base.
         preimage_bytes: while rows are streamed, at most this many bytes of old values of changing rows are held in
-            memory; they are spilled to packs
-            at half of it, and training waits for the spill at all of it.
+            memory; they are spilled to packs at half of it, and training waits for the spill at all of it.
         stream: False copies all rows of a base within the stall instead (one more copy of the model in host memory).
         read_threads: parallel reads of a resume.
         vote_timeout: how long rank 0 waits for the other ranks' votes, and they for its outcome.
-        drain_timeout: how long ``close`` waits for what is in flight.
+        drain_timeout: how long ``close``, a resume and a save wait for the save before.
+        grace_seconds: after SIGTERM, ``step`` makes one last save and ends the process (SystemExit 143), at most so
+            long after the signal; 0 leaves the signal alone. See docs/policies.md.
+        chain_length: a chain has at most so many checkpoints, the base included: the next one is a base; None: no
+            limit.
+        chain_bytes: likewise, what a resume may have to read, foretold by the size of the last delta; None: no limit.
         idle_priority: run background threads at idle priority where the system has it.
     """
 
@@ -37,9 +41,17 @@ class Settings:
     read_threads: int = 4
     vote_timeout: float = 600.0
     drain_timeout: float = 3600.0
+    grace_seconds: float = 30.0
+    chain_length: int | None = 100
+    chain_bytes: int | None = None
     idle_priority: bool = True
 
     def __post_init__(self) -> None:
         for name in ("pack_bytes", "entry_bytes", "snapshot_bytes", "preimage_bytes", "read_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Settings.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("chain_length", "chain_bytes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"Settings.{name} must be at least 1 or None, not {getattr(self, name)}")
+        if not 0 <= self.grace_seconds < float("inf"):
+            raise ValueError(f"Settings.grace_seconds must be 0 or more, not {self.grace_seconds}")

@@ -4,9 +4,8 @@ without stall").
 It must not know the tracker, codecs or stores; it is told of a row before the row changes for the first time.
 
 Why it is exact: a chunk is copied, then its table's watermark is raised past it, then the old values taken so far are
-laid over it. A
-row taken (before its update) while the watermark was below it is laid over the chunk, whatever the copy saw. A row
-taken after that moment changes after the copy had ended. A row above the watermark is not taken at all.
+laid over it. A row taken (before its update) while the watermark was below it is laid over the chunk, whatever the copy
+saw. A row taken after that moment changes after the copy had ended. A row above the watermark is not taken at all.
 """
 
 from __future__ import annotations
@@ -145,8 +144,7 @@ class RowStream:
 
     def packfuls(self) -> Iterator[tuple[list[Part], bool]]:
         """Lists of parts, and whether they are spilled old values (which override what comes from the tables, whatever
-        the order in which
-        they are yielded). The arrays are valid until the next item is asked for. Background thread.
+        the order in which they are yielded). The arrays are valid until the next item is asked for. Background thread.
 
         Raises:
             SaveError: rows changed unannounced.
@@ -176,6 +174,9 @@ class RowStream:
             self._watermarks[index] = int(rows[-1]) + 1
         if packful:
             yield self._exact(packful), False
+        for index, table in enumerate(self._tables):
+            if len(self._wanted[index]) and table.edited():
+                self.spoil(index)
         if self._spoiled is not None:
             raise SaveError(
                 f"rows of table {self._spoiled} changed while it was being streamed, and not through an optimizer "

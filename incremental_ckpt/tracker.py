@@ -3,10 +3,8 @@
 It must not know what a checkpoint is, nor who calls mark; it never waits for a device inside a training step.
 
 A mark is the number of the *epoch* (the interval between two freezes) in which the row last changed. Rows to save are
-those whose epoch
-is not older than ``_low``. Freezing begins a new epoch, confirming raises ``_low``, giving back leaves it where it is:
-all
-three cost nothing, and no frozen copy of the map exists.
+those whose epoch is not older than ``_low``. Freezing begins a new epoch, confirming raises ``_low``, giving back
+leaves it where it is: all three cost nothing, and no frozen copy of the map exists.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import torch
 
 from incremental_ckpt.model import Table
 
+_BLOCK = 1 << 18  # bytes of flags that are searched at once, a multiple of 8
 _LAST_EPOCH = 255  # the map is uint8; 0 means never marked
 
 
@@ -196,13 +195,18 @@ class Tracker:
 
 
 def _marked_positions(flags: np.ndarray, low: int) -> np.ndarray:
-    """Ascending positions of the bytes that are at least ``low``. Flags are sparse, so words are looked at first."""
-    if low == 1:
-        words = np.flatnonzero(flags.view(np.uint64) != 0)
-        hits = np.flatnonzero(flags.view(np.uint64)[words].view(np.bool_))
-    else:
-        marked = flags >= low
-        words = np.flatnonzero(marked.view(np.uint64) != 0)
-        hits = np.flatnonzero(marked.view(np.uint64)[words].view(np.bool_))
-    positions: np.ndarray = (words[hits >> 3] << 3) + (hits & 7)
-    return positions
+    """Ascending positions of the bytes that are at least ``low``.
+
+    Block by block, so that what lies between the flags and the positions stays in the cache: temporaries as long as the
+    map cost more in page faults than the search itself. Marks are sparse: words of eight flags are looked at first.
+    """
+    found = []
+    marked = np.empty(min(_BLOCK, len(flags)), dtype=np.bool_)
+    for begin in range(0, len(flags), _BLOCK):
+        block = flags[begin : begin + _BLOCK]
+        np.greater_equal(block, low, out=marked[: len(block)])
+        words = marked[: len(block)].view(np.uint64)
+        hit_words = np.flatnonzero(words != 0)
+        hits = np.flatnonzero(words[hit_words].view(np.bool_))
+        found.append((hit_words[hits >> 3] << 3) + (hits & 7) + begin)
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

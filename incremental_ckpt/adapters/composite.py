@@ -17,10 +17,10 @@ from incremental_ckpt.adapters import torch_nn, torchrec
 from incremental_ckpt.adapters.dense import DenseState
 from incremental_ckpt.adapters.difference import Difference
 from incremental_ckpt.adapters.fbgemm import FusedTables, Place, is_tbe, refuse_unreachable
-from incremental_ckpt.adapters.optimizers import Optimizers, is_fused
+from incremental_ckpt.adapters.optimizers import Optimizers, RestoredTable, is_fused, parameter_of, steps_of
 from incremental_ckpt.adapters.walk import join, parameter_names, parameters, synchronised, walk
 from incremental_ckpt.errors import CheckpointError, MismatchError, SaveError
-from incremental_ckpt.model import Field, Mark, Table
+from incremental_ckpt.model import WEIGHT, Field, Mark, Table
 
 
 class TableSource(Protocol):
@@ -61,6 +61,7 @@ class CompositeAdapter:
         self._mark: Mark | None = None
         self._mark_all: Callable[[int], None] | None = None
         self._updated_in_backward = False
+        self._restored: dict[str, frozenset[str]] = {}
         self._discover()
 
     def tables(self) -> Sequence[Table]:
@@ -108,22 +109,35 @@ class CompositeAdapter:
     def load_state(self, state: Mapping[str, Any], *, strict: bool) -> list[str]:
         """See ModelAdapter; rows must have been prepared and restored before."""
         counters = self._counters_of(state["fused"])
-        found = [*self._dense.differences(state["dense"]), *self._optimizers.differences(state["optimizer"])]
-        for source, saved in zip(self._fused, counters, strict=True):
-            if saved is None:
+        iterations = _iterations_of(state["fused"])
+        restored = {
+            name: RestoredTable(fields, iterations.get(table) or steps_of(name, state["optimizer"]))
+            for table, fields in self._restored.items()
+            for name in (parameter_of(table),)
+        }
+        steps = [self._steps_before(source, state["optimizer"]) for source in self._fused]
+        found = [
+            *self._dense.differences(state["dense"]),
+            *self._optimizers.differences(state["optimizer"], restored),
+        ]
+        for source, saved, step in zip(self._fused, counters, steps, strict=True):
+            if saved is None and step is None:
                 found.append(Difference(f"the checkpoint has no fused optimizer of {source.places[0].table!r}"))
         lines = [d.text for d in found if strict or d.fatal]
         if lines:
             raise MismatchError("model and checkpoint differ:\n  " + "\n  ".join(lines))
         self._dense.load(state["dense"])
-        self._optimizers.load(state["optimizer"])
-        for source, saved in zip(self._fused, counters, strict=True):
+        self._optimizers.load(state["optimizer"], restored)
+        for source, saved, step in zip(self._fused, counters, steps, strict=True):
             if saved is not None:
                 source.load_counters(saved)
+            elif step is not None:
+                source.load_step(step)
         self._updated_in_backward = False
         return [] if strict else [d.text for d in found]
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
+        self._restored = {table: frozenset(f.name for f in found) - {WEIGHT} for table, found in fields.items()}
         for source in self._sources:
             source.prepare_restore(fields)
         return self.tables()
@@ -245,11 +259,30 @@ class CompositeAdapter:
         return [(p.table, p.row_start, p.col_start) for p in source.places]
 
     def _counters_of(self, saved: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
-        """For each TBE the saved counters of its first shard, else (after resharding) of any shard of that table."""
+        """For each TBE the saved counters of one of its shards, else (after resharding) of any shard of its tables."""
         by_shard = {tuple(shard): entry["counters"] for entry in saved for shard in entry["shards"]}
         by_table = {shard[0]: entry["counters"] for entry in reversed(saved) for shard in entry["shards"]}
-        first = [self._places(source)[0] for source in self._fused]
-        return [by_shard.get(place, by_table.get(place[0])) for place in first]
+        found = []
+        for source in self._fused:
+            places = self._places(source)
+            candidates = [*(by_shard.get(place) for place in places), *(by_table.get(place[0]) for place in places)]
+            found.append(next((c for c in candidates if c is not None), None))
+        return found
+
+    @staticmethod
+    def _steps_before(source: FusedTables, saved: Mapping[str, Any]) -> int | None:
+        """How many steps a torch optimizer has taken with the tables of a TBE; None if none had them."""
+        names = {parameter_of(place.table) for place in source.places}
+        for optimizer in saved.values():
+            if names & {n for group in optimizer.get("param_groups", ()) for n in group["params"]}:
+                return max(steps_of(name, saved) for name in names)
+        return None
+
+
+def _iterations_of(fused: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How often each fused table was updated, by its name."""
+    counted = [(entry["shards"], entry["counters"].get("iter")) for entry in fused]
+    return {shard[0]: int(count) for shards, count in counted if count is not None for shard in shards}
 
 
 def _numbered_from(base: int, mark: Mark, mark_all: Callable[[int], None]) -> tuple[Mark, Callable[[int], None]]:

@@ -26,7 +26,15 @@ _ROW_LOCAL = frozenset({
     "SGD", "EXACT_SGD", "LARS_SGD", "ADAGRAD", "EXACT_ADAGRAD", "ROWWISE_ADAGRAD", "EXACT_ROWWISE_ADAGRAD",
     "ADAM", "PARTIAL_ROWWISE_ADAM", "LAMB", "PARTIAL_ROWWISE_LAMB",
 })  # fmt: skip
-_SECOND_MOMENT = frozenset({"ADAM", "PARTIAL_ROWWISE_ADAM", "LAMB", "PARTIAL_ROWWISE_LAMB", "ENSEMBLE_ROWWISE_ADAGRAD"})
+# FBGEMM numbers its state; torch's optimizers name it. A row's state has one name, whoever updates it, so that a table
+# may be sharded, data-parallel or unsharded from one resume to the next.
+_ADAGRAD, _ADAM = ("sum",), ("exp_avg", "exp_avg_sq")
+_STATE_NAMES = {
+    "ADAGRAD": _ADAGRAD, "EXACT_ADAGRAD": _ADAGRAD, "ROWWISE_ADAGRAD": _ADAGRAD, "EXACT_ROWWISE_ADAGRAD": _ADAGRAD,
+    "EMAINPLACE_ROWWISE_ADAGRAD": _ADAGRAD,
+    "ADAM": _ADAM, "PARTIAL_ROWWISE_ADAM": _ADAM, "LAMB": _ADAM, "PARTIAL_ROWWISE_LAMB": _ADAM,
+    "ENSEMBLE_ROWWISE_ADAGRAD": ("momentum1", "momentum2"),
+}  # fmt: skip
 _COUNTERS = ("iter", "iter_cpu", "learning_rate_tensor", "max_counter")
 _HYPERPARAMETERS = ("learning_rate", "eps", "beta1", "beta2", "weight_decay")  # the first in old versions only
 _BUFFERS = tuple(
@@ -90,6 +98,7 @@ class FusedTables:
         self._tables: tuple[Table, ...] = ()
         self._pointers: tuple[int, ...] = ()
         self._versions: int | None = None
+        self._updating = False
         self._handles: list[RemovableHandle] = []
         self._mark: Mark | None = None
         self._mark_all: Callable[[int], None] | None = None
@@ -145,6 +154,13 @@ class FusedTables:
         found["param_groups"] = [{k: v for k, v in group.items() if k != "params"} for group in self._groups]
         return found
 
+    def load_step(self, step: int) -> None:
+        """Count on from the steps of another optimizer, which has updated these tables before."""
+        for name in ("iter", "iter_cpu"):
+            live = getattr(self._tbe, name, None)
+            if isinstance(live, torch.Tensor):
+                live.detach().fill_(step)
+
     def load_counters(self, saved: Mapping[str, Any]) -> None:
         for name in _COUNTERS:
             live = getattr(self._tbe, name, None)
@@ -170,7 +186,7 @@ class FusedTables:
             shard = Shard(
                 place.table, place.table_rows, place.table_cols, place.row_start, rows, place.col_start, cols, fields
             )
-            tables.append(Table(shard, views, self._tracked))
+            tables.append(Table(shard, views, self._tracked, edited=self._edited))
         return tuple(tables)
 
     def _state_names(self) -> list[str]:
@@ -178,9 +194,7 @@ class FusedTables:
         if self._optimizer in ("EXACT_SGD", "NONE"):
             return []
         counter = self._flag("_used_rowwise_adagrad_with_counter")
-        names = ["momentum1"]
-        if self._optimizer in _SECOND_MOMENT:
-            names.append("momentum2")
+        names = [*_STATE_NAMES.get(self._optimizer, ("momentum1",))]
         if counter or self._flag("_used_rowwise_adagrad_with_global_weight_decay"):
             names.append("prev_iter")
         if counter or (self._optimizer == "ADAM" and self._flag("use_rowwise_bias_correction")):
@@ -200,6 +214,7 @@ class FusedTables:
         if self._mark is None:
             return  # a lookup made while watched whose backward comes after unwatch
         self._look_for_edits()
+        self._updating = True
         features, bags, ids = len(self._tbe.feature_table_map), offsets.numel() - 1, indices.numel()
         if bags == 0 or ids == 0:
             return
@@ -222,6 +237,14 @@ class FusedTables:
     def _after_update(self) -> None:
         if self._versions is not None:
             self._versions = self._version()  # the kernel may have counted its own writes
+        self._updating = False
+
+    def _edited(self) -> bool:
+        """See Table.edited. The order of the reads matters: an update that begins or ends meanwhile is none."""
+        if self._versions is None:
+            return False
+        version = self._version()
+        return version != self._versions and not self._updating and version > self._versions
 
     def _reset_rows(
         self,

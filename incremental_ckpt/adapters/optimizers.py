@@ -6,9 +6,10 @@ It must not know where tables lie in a model, only which parameters' per-row sta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,10 +17,29 @@ import torch
 from incremental_ckpt.adapters.difference import Difference
 from incremental_ckpt.adapters.walk import class_names, join
 from incremental_ckpt.errors import MismatchError
-from incremental_ckpt.model import Field
+from incremental_ckpt.model import WEIGHT, Field
 
 # Wrappers without state of their own, or with state under parameters of their own. Others may keep more and are leaves.
 _WRAPPERS = frozenset({"KeyedOptimizerWrapper", "OptimizerWrapper", "LightningOptimizer", "AcceleratedOptimizer"})
+
+
+@dataclass(frozen=True)
+class RestoredTable:
+    """A table whose rows come back by themselves, whichever optimizer had them.
+
+    Attributes:
+        fields: the names of its per-row optimizer state.
+        iterations: how often it was updated.
+    """
+
+    fields: frozenset[str]
+    iterations: int = 0
+
+
+Restored = Mapping[str, RestoredTable]
+"""By the name of the parameter that the table is, where it is one."""
+
+NOTHING_RESTORED: Restored = MappingProxyType({})
 
 RowsOf = Callable[[torch.Tensor], int | None]
 """The number of rows of the table that a parameter holds, or None for dense parameters."""
@@ -54,6 +74,11 @@ class Leaf:
         state = self.optimizer.state.get(parameter) or {}
         return {k: _rows_view(state[k]) for k in sorted(k for k, v in state.items() if _is_per_row(k, v, rows))}
 
+    def row_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors behind ``row_fields``."""
+        state = self.optimizer.state.get(parameter) or {}
+        return [v for k, v in sorted(state.items()) if _is_per_row(k, v, parameter.shape[0])]
+
     def create_row_fields(self, parameter: torch.Tensor, wanted: Sequence[Field]) -> None:
         """Create lazily created per-row state as zeros, so that rows can be restored into it; drop the unwanted."""
         rows = parameter.shape[0]
@@ -69,6 +94,14 @@ class Leaf:
         for each in missing:
             shape = parameter.shape if each.width == parameter[:1].numel() or not rows else (rows, each.width)
             state[each.name] = torch.zeros(shape, dtype=getattr(torch, each.dtype), device=parameter.device)
+
+    def count_on_from(self, parameter: torch.Tensor, step: int) -> None:
+        """A table that another optimizer has updated so often is this one's now; its row fields are restored."""
+        state = self.optimizer.state.get(parameter)
+        if not state or isinstance(self.optimizer, torch.optim.SGD):
+            return
+        as_number = type(self.optimizer) is torch.optim.SparseAdam
+        state["step"] = step if as_number else torch.tensor(float(step), dtype=torch.float32)
 
     @property
     def creates_state_at_once(self) -> bool:
@@ -115,21 +148,32 @@ class Optimizers:
             if extra.parameter in extra.state
         }
 
-    def differences(self, saved: Mapping[str, Any]) -> list[Difference]:
+    def differences(self, saved: Mapping[str, Any], restored: Restored = NOTHING_RESTORED) -> list[Difference]:
         """How these optimizers differ from ``saved``."""
-        names = [leaf.name for leaf in self.leaves]
-        known = {*names, *(e.name for e in self._extras)}
-        found = [Difference(f"optimizer {n!r} is not in the checkpoint") for n in names if n not in saved]
-        found += [Difference(f"optimizer {n!r} of the checkpoint was not given") for n in saved if n not in known]
+        known = {leaf.name for leaf in self.leaves} | {extra.name for extra in self._extras}
+        found = [
+            Difference(f"optimizer {leaf.name!r} is not in the checkpoint")
+            for leaf in self.leaves
+            if leaf.name not in saved and not set(self._names_of(leaf).values()) <= restored.keys()
+        ]
+        found += [
+            Difference(f"optimizer {name!r} of the checkpoint was not given")
+            for name, value in saved.items()
+            if name not in known and not _has_only(value, restored)
+        ]
         for leaf in self.leaves:
             if leaf.name in saved:
-                found += self._leaf_differences(leaf, saved[leaf.name])
+                found += self._leaf_differences(leaf, saved[leaf.name], restored)
         return found
 
-    def load(self, saved: Mapping[str, Any]) -> None:
+    def load(self, saved: Mapping[str, Any], restored: Restored = NOTHING_RESTORED) -> None:
         for leaf in self.leaves:
             if leaf.name in saved:
-                self._load_leaf(leaf, saved[leaf.name])
+                self._load_leaf(leaf, saved[leaf.name], restored)
+                continue
+            for parameter, _ in leaf.groups():
+                if (table := restored.get(self._names_of(leaf)[id(parameter)])) is not None:
+                    leaf.count_on_from(parameter, table.iterations)
         for extra in self._extras:
             if extra.name in saved:
                 extra.state[extra.parameter] = deepcopy(dict(saved[extra.name]["extra"]))
@@ -194,10 +238,14 @@ class Optimizers:
             if per_row:
                 rows[name] = per_row
         groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in leaf.optimizer.param_groups]
-        return {"state": states, "param_groups": groups, "rows": rows, "others": others}
+        kind = type(leaf.optimizer).__name__
+        return {"class": kind, "state": states, "param_groups": groups, "rows": rows, "others": others}
 
-    def _leaf_differences(self, leaf: Leaf, saved: Mapping[str, Any]) -> list[Difference]:
+    def _leaf_differences(self, leaf: Leaf, saved: Mapping[str, Any], restored: Restored) -> list[Difference]:
         names, what = self._names_of(leaf), f"optimizer {leaf.name!r}"
+        kind = type(leaf.optimizer).__name__
+        if saved.get("class", kind) != kind:
+            return [Difference(f"{what} is a {kind}, in the checkpoint a {saved['class']}", fatal=True)]
         groups, live = saved["param_groups"], leaf.optimizer.param_groups
         if len(groups) != len(live):
             text = f"{what} has {len(live)} parameter groups, {len(groups)} in the checkpoint"
@@ -205,43 +253,75 @@ class Optimizers:
         found = []
         for index, (old, new) in enumerate(zip(groups, live, strict=True)):
             here, there = {names[id(p)] for p in new["params"]}, set(old["params"])
+            # Tables may move between these optimizers and fused ones, or between groups.
+            here, there = (names - (set(restored) - others) for names, others in ((here, there), (there, here)))
             found += [f"{what}, group {index}: {n!r} is in the checkpoint only" for n in sorted(there - here)]
             found += [f"{what}, group {index}: {n!r} is not in the checkpoint" for n in sorted(here - there)]
         shapes = []
         for parameter, _ in leaf.groups():
             name = names[id(parameter)]
             current = leaf.optimizer.state.get(parameter) or {}
-            missing = [k for k in saved["rows"].get(name, ()) if k not in current]
-            found += [f"{what}: {name}.{k} was not restored with its rows" for k in missing]
+            if name not in restored:
+                missing = [k for k in saved["rows"].get(name, ()) if k not in current]
+                found += [f"{what}: {name}.{k} was not restored with its rows" for k in missing]
             for key, value in saved["state"].get(name, {}).items():
+                if name in restored and key in restored[name].fields:
+                    continue
                 mine = current.get(key)
                 if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor) and mine.shape != value.shape:
                     here_shape, there_shape = tuple(mine.shape), tuple(value.shape)
                     shapes.append(f"{what}: {name}.{key} is {here_shape}, in the checkpoint {there_shape}")
         return [*map(Difference, found), *(Difference(text, fatal=True) for text in shapes)]
 
-    def _load_leaf(self, leaf: Leaf, saved: Mapping[str, Any]) -> None:
+    def _load_leaf(self, leaf: Leaf, saved: Mapping[str, Any], restored: Restored) -> None:
         names, states = self._names_of(leaf), leaf.optimizer.state
+        known = {name for group in saved["param_groups"] for name in group["params"]}
         for old, group in zip(saved["param_groups"], leaf.optimizer.param_groups, strict=True):
             for key, value in old.items():
                 if key != "params":
                     group[key] = _placed(value, group.get(key), None)
         for parameter, group in leaf.groups():
             name = names[id(parameter)]
+            if name not in known and name in restored:
+                leaf.count_on_from(parameter, restored[name].iterations)
+                continue
             if name not in saved["state"]:
                 states.pop(parameter, None)
                 continue
             current, rows = states.get(parameter) or {}, saved["rows"].get(name, ())
+            apart: Collection[str] = ()
+            if name in restored:
+                apart = restored[name].fields
+                rows = [key for key in apart if key in current]
             if any(key not in current for key in rows):
                 states.pop(parameter, None)  # not strict, and its rows did not come: the optimizer begins it anew
                 continue
             fresh = {key: current[key] for key in rows}
             for key, value in saved["state"][name].items():
+                if key in apart:
+                    continue  # of a rank that held no rows of the table
                 on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
                 fresh[key] = _placed(value, current.get(key), None if on_host else parameter.device)
             states[parameter] = fresh
         for key, value in saved["others"].items():
             states[key] = _placed(value, states.get(key), None)
+
+
+def steps_of(parameter: str, saved: Mapping[str, Any]) -> int:
+    """How many steps some optimizer has taken with a parameter, by its saved state."""
+    states = [leaf["state"].get(parameter, {}) for leaf in saved.values() if "state" in leaf]
+    return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
+def _has_only(saved: Mapping[str, Any], tables: Collection[str]) -> bool:
+    """Whether an optimizer has updated some of these tables and nothing else."""
+    names = {name for group in saved.get("param_groups", ()) for name in group["params"]}
+    return bool(names) and names <= set(tables)
+
+
+def parameter_of(table: str) -> str:
+    """The name of the parameter that a table is, where it is one."""
+    return table if table == WEIGHT else f"{table}.{WEIGHT}"
 
 
 def is_fused(optimizer: object) -> bool:
@@ -269,7 +349,9 @@ def _named(given: object) -> list[tuple[str, Any]]:
 
 
 def _is_per_row(key: str, value: object, rows: int) -> bool:
-    return key != "step" and isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == rows
+    if key == "step" or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return value.dim() > 0 and value.shape[0] == rows
 
 
 def _rows_view(state: torch.Tensor) -> torch.Tensor:

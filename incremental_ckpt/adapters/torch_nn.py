@@ -6,7 +6,7 @@ It must not know fused tables or checkpoints: rows are marked before the optimiz
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,32 @@ from torch.utils.hooks import RemovableHandle
 from incremental_ckpt.adapters.optimizers import Leaf, Optimizers, is_row_local
 from incremental_ckpt.model import WEIGHT, Field, Mark, Shard, Table
 
+_ANNOUNCED_AT_ONCE = 1 << 16
+
+Stamp = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A shard of a table that is some rows of a parameter.
+
+    Attributes:
+        table_rows, table_cols: shape of the whole table.
+        row_start, col_start: where the shard lies in it.
+        begin, rows: which rows of the parameter it is.
+    """
+
+    table_rows: int
+    table_cols: int
+    row_start: int
+    col_start: int
+    begin: int
+    rows: int
+
 
 @dataclass(frozen=True)
 class TableParameter:
-    """One table that is a parameter.
+    """One table, or one shard of it, that is a parameter.
 
     Attributes:
         table: its name.
@@ -29,6 +51,7 @@ class TableParameter:
         users: every module that shares it.
         may_track: False where rows change in ways that no sparse gradient tells.
         replicated: all ranks hold it, alike.
+        cut: which part of the table it is; None: all of it.
     """
 
     table: str
@@ -37,6 +60,7 @@ class TableParameter:
     users: tuple[nn.Module, ...]
     may_track: bool
     replicated: bool = False
+    cut: Cut | None = None
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -89,8 +113,8 @@ class ParameterTables:
         self._tracked = [self._is_tracked(i) for i in range(len(members))]
         self._tables: list[Table | None] = [None] * len(members)
         self._live: list[tuple[object, ...]] = [()] * len(members)
-        self._versions: list[int] | None = None
-        self._identities = [id(m.parameter) for m in members]
+        self._stamps: list[Stamp] | None = None
+        self._updating = [False] * len(members)
         self._handles: list[RemovableHandle] = []
         self._mark: Mark | None = None
         self._mark_all: Callable[[int], None] | None = None
@@ -108,13 +132,19 @@ class ParameterTables:
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None:
         for member, holders in zip(self._members, self._holders, strict=True):
-            wanted = [f for f in fields.get(member.table, ()) if f.name != WEIGHT]
+            cols = member.parameter.shape[1]
+            table_cols = cols if member.cut is None else member.cut.table_cols
+            wanted = [
+                replace(f, width=cols) if f.width == table_cols else f
+                for f in fields.get(member.table, ())
+                if f.name != WEIGHT
+            ]
             if holders and member.table in fields:
                 holders[0].create_row_fields(member.parameter, wanted)
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         self._mark, self._mark_all = mark, mark_all
-        self._versions = [m.parameter._version for m in self._members]
+        self._stamps = [self._stamp(i) for i in range(len(self._members))]
         leaves: dict[int, tuple[Leaf, list[int]]] = {}
         for index, holders in enumerate(self._holders):
             for leaf in holders:
@@ -132,7 +162,7 @@ class ParameterTables:
     def unwatch(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._mark, self._mark_all, self._versions = [], None, None, None
+        self._handles, self._mark, self._mark_all, self._stamps = [], None, None, None
 
     def _is_tracked(self, index: int) -> bool:
         member, holders = self._members[index], self._holders[index]
@@ -154,7 +184,8 @@ class ParameterTables:
         live = (weight.data_ptr(), id(weight), *(t.data_ptr() for t in state.values()), *state)
         known = self._tables[index]
         if known is None or live != self._live[index]:
-            known = self._tables[index] = _table(member, weight, state, self._tracked[index])
+            edited = partial(self._edited, index)
+            known = self._tables[index] = _table(member, weight, state, self._tracked[index], edited)
             self._live[index] = live
         return known
 
@@ -167,39 +198,73 @@ class ParameterTables:
             if not self._tracked[index]:
                 continue
             self._look_for_edits(index)
+            self._updating[index] = True
             parameter = self._members[index].parameter
             gradient = parameter.grad
             if closure is not None and parameter.requires_grad:
-                self._mark_all(index)  # the gradient comes into being inside the step
+                self._announce_all(index)  # the gradient comes into being inside the step
             elif gradient is not None and gradient.is_sparse and is_row_local(optimizer, groups[id(parameter)]):
                 self._mark(index, gradient._indices()[0])
             elif gradient is not None:
                 self._mark_all(index)
 
     def _after_step(self, members: Sequence[int], _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self._versions is not None:
+        if self._stamps is not None:
             for index in members:
-                self._versions[index] = self._members[index].parameter._version
+                self._stamps[index] = self._stamp(index)
+                self._updating[index] = False
+
+    def _announce_all(self, index: int) -> None:
+        """Any row may be about to change. Unlike mark_all this comes before it, so that a stream keeps old values."""
+        assert self._mark is not None
+        parameter = self._members[index].parameter
+        for begin in range(0, parameter.shape[0], _ANNOUNCED_AT_ONCE):
+            end = min(begin + _ANNOUNCED_AT_ONCE, parameter.shape[0])
+            self._mark(index, torch.arange(begin, end, device=parameter.device))
+
+    def _stamp(self, index: int) -> Stamp:
+        """What an edit of a row, or of its optimizer state, changes: which tensors there are, and how often each was
+        written to."""
+        parameter = self._members[index].parameter
+        tensors = [parameter, *(t for leaf in self._holders[index] for t in leaf.row_tensors(parameter))]
+        return tuple((id(t), t._version) for t in tensors)
+
+    def _edited(self, index: int) -> bool:
+        """See Table.edited. It looks twice: an update that begins or ends meanwhile is none."""
+        for _ in range(2):
+            stamps = self._stamps
+            if stamps is None or self._updating[index] or self._stamp(index) == stamps[index]:
+                return False
+        return not self._updating[index]
 
     def _look_for_edits(self, index: int) -> None:
-        if self._versions is None or self._mark_all is None or not self._tracked[index]:
+        if self._stamps is None or self._mark_all is None or not self._tracked[index]:
             return
-        parameter = self._members[index].parameter
-        if parameter._version != self._versions[index] or id(parameter) != self._identities[index]:
+        if (stamp := self._stamp(index)) != self._stamps[index]:
             self._mark_all(index)
-            self._versions[index], self._identities[index] = parameter._version, id(parameter)
+            self._stamps[index] = stamp
 
     def _loaded(self, index: int, _module: nn.Module, _keys: object) -> None:
-        if self._mark_all is not None and self._versions is not None:
+        if self._mark_all is not None and self._stamps is not None:
             self._mark_all(index)
-            parameter = self._members[index].parameter
-            self._versions[index], self._identities[index] = parameter._version, id(parameter)
+            self._stamps[index] = self._stamp(index)
 
 
-def _table(member: TableParameter, weight: torch.Tensor, state: Mapping[str, torch.Tensor], tracked: bool) -> Table:
+def _table(
+    member: TableParameter,
+    weight: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
+    tracked: bool,
+    edited: Callable[[], bool],
+) -> Table:
     # `.data` has a version counter of its own: what is written through this view is no edit of the user's.
     views = {WEIGHT: weight.detach().data, **state}
     fields = tuple(Field(k, str(t.dtype).removeprefix("torch."), t.shape[1]) for k, t in views.items())
     rows, cols = weight.shape
     shard = Shard(member.table, rows, cols, 0, rows, 0, cols, fields)
-    return Table(shard, views, tracked, member.replicated)
+    if (cut := member.cut) is not None:
+        views = {k: t[cut.begin : cut.begin + cut.rows] for k, t in views.items()}
+        shard = Shard(
+            member.table, cut.table_rows, cut.table_cols, cut.row_start, cut.rows, cut.col_start, cols, fields
+        )
+    return Table(shard, views, tracked, member.replicated, edited)

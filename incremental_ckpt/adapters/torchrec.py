@@ -13,7 +13,7 @@ from torch import nn
 
 from incremental_ckpt.adapters.fbgemm import DENSE_TBE_CLASS, FusedTables, Place, is_tbe, refuse_unreachable
 from incremental_ckpt.adapters.optimizers import is_fused
-from incremental_ckpt.adapters.torch_nn import TableParameter
+from incremental_ckpt.adapters.torch_nn import Cut, TableParameter
 from incremental_ckpt.adapters.walk import class_names, join
 from incremental_ckpt.errors import CheckpointError
 
@@ -81,15 +81,28 @@ def _add_kernel(found: Found, prefix: str, kernel: nn.Module, collection: Any) -
         groups = list(_groups(kernel, names, collection))
         found.fused.append(FusedTables(tbe, places, groups, found.closed))
     elif DENSE_TBE_CLASS in class_names(tbe) and collection is not None:
-        for name in names:
-            member = collection[name]
-            found.parameters.append(
-                TableParameter(join(prefix, name), member, "weight", (), may_track=False, replicated=True)
-            )
+        found.parameters += _dense_shards(prefix, configs, collection)
     else:
         raise CheckpointError(
             f"{join(prefix, ', '.join(names))}: no way to the rows of a {type(tbe).__name__} is known"
         )
+
+
+def _dense_shards(prefix: str, configs: list[Any], collection: Any) -> Iterator[TableParameter]:
+    """The tables of a dense kernel. All shards of a table there are one parameter, one after the other."""
+    begins: dict[str, int] = {}
+    for config in configs:
+        name, member = config.name, collection[config.name]
+        cut: Cut | None = None
+        if config.local_metadata is not None:
+            row_start, col_start = config.local_metadata.shard_offsets
+            begin = begins.get(name, 0)
+            begins[name] = begin + config.local_rows
+            cut = Cut(config.num_embeddings, config.embedding_dim, row_start, col_start, begin, config.local_rows)
+            if begins[name] > member.weight.shape[0] or config.local_cols != member.weight.shape[1]:
+                raise CheckpointError(f"{join(prefix, name)}: no way to the rows of its column shards is known")
+        # Without a place of its own a table is data-parallel: all ranks hold it, and their gradients are summed.
+        yield TableParameter(join(prefix, name), member, "weight", (), False, replicated=cut is None, cut=cut)
 
 
 def _configs(kernel: nn.Module) -> list[Any] | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from incremental_ckpt.cli import CODES, USAGE, code_of, print_error
+from incremental_ckpt.cli import CODES, USAGE, code_of, print_error, upkeep
 from incremental_ckpt.errors import CorruptionError
 
 Verb = Callable[[], int]
@@ -21,7 +21,7 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="ickpt",
-    help="Look into a store of checkpoints. Reads only; needs neither the model nor torch.",
+    help="Look into a store of checkpoints and look after it. Needs no model; export and import need torch.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -166,3 +166,7 @@ def check(
         return CODES[CorruptionError]
 
     return verb
+
+
+for _name, _help, _verb in upkeep.VERBS:
+    app.command(_name, short_help=_help)(_verb)

@@ -32,3 +32,21 @@ def checking() -> Iterator[Callable[[int, int, int], None] | None]:
             bar.update(task, completed=done, total=total, read=text.size(bytes_read))
 
         yield progress
+
+
+@contextmanager
+def moving(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """What reports bytes done and bytes in all; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    bar = Progress(
+        TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+        console=Console(file=sys.stderr), transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from incremental_ckpt.cli import text
 from incremental_ckpt.cli.facts import Catalogue, CheckFacts, CheckpointFacts, FieldFacts
+from incremental_ckpt.comparison import TableDifference
 from incremental_ckpt.model import CheckpointInfo
+from incremental_ckpt.pruning import PruneReport
 
 _STYLES = {"base": "cyan", "unreadable": "red"}
 _GAP = 2
@@ -162,6 +164,39 @@ def show_check(url: str, facts: CheckFacts) -> None:
     _heading(out, "what to do", "")
     for line in _advice(facts):
         out.print(f"  {line}")
+
+
+def show_prune(url: str, report: PruneReport) -> None:
+    out, plan = console(sys.stdout), report.plan
+    if not plan.kept:
+        out.print(f"{text.printable(url)} holds no checkpoint yet: nothing to prune")
+        return
+    besides = [seq for seq in plan.kept if seq not in plan.wanted]
+    out.print(f"keeps    {text.ranges(plan.wanted) or 'none'}")
+    if besides:
+        out.print(f"         {text.ranges(besides)} besides: needed by these, or in use")
+    if plan.damaged:
+        out.print(f"damaged  {text.ranges(plan.damaged)}: not counted (`ickpt check` tells more)", style="red")
+    forgets = "forgot " if report.executed else "forgets"
+    out.print(f"{forgets}  {text.ranges(report.forgotten if report.executed else plan.forgotten) or 'none'}")
+    orphans = f", {text.size(plan.orphan_bytes)} of it of dead attempts" if plan.orphan_bytes else ""
+    if report.executed:
+        out.print(f"freed    {text.size(report.bytes_freed)}{orphans}")
+    else:
+        out.print(f"frees    {text.size(plan.bytes)}{orphans}; nothing was deleted (--dry-run)")
+
+
+def show_differences(found: Sequence[TableDifference]) -> None:
+    out = console(sys.stdout)
+    fields = list(dict.fromkeys(name for each in found for name in each.fields))
+    columns = ["table", "rows", "changed", "of all", *(text.printable(name) for name in fields), "what"]
+    table = _table(columns, left={"table", "what"})
+    for each in found:
+        counts = [f"{each.fields[name]:,}" if name in each.fields else "-" for name in fields]
+        shown = "" if each.what in ("same", "changed") else each.what
+        cells = [text.printable(each.table), f"{each.rows:,}", f"{each.changed:,}", text.share(each.changed, each.rows)]
+        table.add_row(*(Text(cell) for cell in (*cells, *counts, shown)))
+    out.print(table)
 
 
 def _grouped(facts: CheckFacts) -> dict[tuple[str, str], list[int]]:

@@ -83,8 +83,9 @@ def parse_key(key: str) -> ParsedKey | None:
 
 
 def new_id(randbytes: Callable[[int], bytes] = os.urandom) -> str:
-    """A name for a job or an attempt: 16 random hex digits."""
-    return randbytes(8).hex()
+    """A name for a job or an attempt: 16 random hex digits, of which the first is not the ``c`` of compactions."""
+    name = randbytes(8).hex()
+    return name if name[0] != "c" else f"d{name[1:]}"
 
 
 def _parse(key: str) -> ParsedKey | None:

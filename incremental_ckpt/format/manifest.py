@@ -390,7 +390,7 @@ def _resume(members: Members) -> Resume:
     return Resume(
         job=members.hexadecimal("job", 16),
         n=members.integer("n"),
-        seq=members.integer("seq", 1, newest),
+        seq=members.integer("seq", 0, newest),
         newest=newest,
         created=members.time("created"),
     )

@@ -27,13 +27,13 @@ MAX_HEADER = 100_000_000
 
 _LENGTH = struct.Struct("<Q")
 _METADATA = "__metadata__"
-_CODES = {
+CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class PackBuilder:
         if any(length < 0 for length in shape) or size != math.prod(shape) * DTYPE_BYTES[dtype]:
             raise ValueError(f"tensor {name} has {size} bytes, which do not make {dtype} of shape {list(shape)}")
         # safetensors lacks complex dtypes: their bytes, with a dimension of the element's size.
-        code, stored = (_CODES[dtype], list(shape)) if dtype in _CODES else ("U8", [*shape, DTYPE_BYTES[dtype]])
+        code, stored = (CODES[dtype], list(shape)) if dtype in CODES else ("U8", [*shape, DTYPE_BYTES[dtype]])
         begin, end = self._nbytes, self._nbytes + size
         self._header[name] = {"dtype": code, "shape": stored, "data_offsets": [begin, end]}
         self._tensors.append((name, begin, end, _checksum(flat)))

@@ -34,6 +34,7 @@ from incremental_ckpt.storage.base import Store
 log = logging.getLogger("incremental_ckpt")
 
 _LISTING_RETRIES = 12
+_KNOWN_MANIFESTS = 4096
 _LAST_8_DIGIT_SEQ = 99_999_999
 T = TypeVar("T")
 
@@ -108,6 +109,11 @@ class Repository:
                 "Nothing was touched. Give an empty location, or the one that holds the checkpoints"
             ) from None
 
+    @property
+    def exists(self) -> bool:
+        """Whether the store is known to be a repository, and not an empty one."""
+        return self._exists
+
     def create(self) -> None:
         """Make an empty store a repository. What exists is left as it is."""
         if not self._exists:
@@ -148,6 +154,8 @@ class Repository:
                     "Restore it from a copy",
                     key=key, expected=f"seq {seq}", found=f"seq {known.seq}",
                 )  # fmt: skip
+            if len(self._manifests) >= _KNOWN_MANIFESTS:
+                self._manifests.pop(next(iter(self._manifests)))
             self._manifests[key] = known
         return known
 
@@ -244,7 +252,7 @@ class Repository:
         links: list[Link] = []
         manifest = self.manifest(seq)
         while True:
-            equivalent = self._equivalent(manifest) if manifest.seq in bases else None
+            equivalent = self.equivalent(manifest) if manifest.seq in bases else None
             links.append(Link(manifest, equivalent or manifest))
             if equivalent is not None or manifest.kind == "base":
                 return links[::-1]
@@ -259,7 +267,8 @@ class Repository:
                 )  # fmt: skip
             manifest = parent
 
-    def _equivalent(self, manifest: Manifest) -> Manifest | None:
+    def equivalent(self, manifest: Manifest) -> Manifest | None:
+        """The equivalent base of a checkpoint, if there is one. Raises CorruptionError where it is damaged."""
         try:
             found = self._read_manifest(layout.base_key(manifest.seq), manifest.seq)
         except NotFoundError:
@@ -358,14 +367,13 @@ class Repository:
         for lower in sorted((s for s in listing.seqs if s < seq and s in behind), reverse=True):
             try:
                 yield self.manifest(lower)
-            except CorruptionError as damage:
+            except (CorruptionError, NotFoundError) as damage:  # not found: a prune has passed
                 log.warning("passing over seq %d: %s", lower, damage)
 
     def _ancestors_of_unreadable(self, seq: int, listing: Listing) -> set[int]:
         """The manifest that would tell its lineage is the damaged one. It goes on from the number before it, unless a
-        job has resumed
-        from an older one when that number was the newest: then nobody can tell, and guessing could go back to an
-            abandoned branch."""
+        job has resumed from an older one, or begun anew, when that number was the newest: then nobody can tell, and
+        guessing could go back to an abandoned branch."""
         before = [s for s in listing.seqs if s < seq]
         if not before:
             return set()

@@ -236,7 +236,7 @@ class S3Store:
         """Whether the object's bytes are the content."""
         if self._size(key) != content.size:
             return False
-        buffer = memoryview(np.empty(min(content.size, _COMPARE_BYTES), np.uint8))
+        buffer = np.empty(min(content.size, _COMPARE_BYTES), np.uint8).data
         for start in range(0, content.size, _COMPARE_BYTES):
             end = min(start + _COMPARE_BYTES, content.size)
             found = np.frombuffer(self.get(key, start, end, buffer[: end - start]), np.uint8)

@@ -57,7 +57,7 @@ class Upload(io.RawIOBase):
     def __len__(self) -> int:
         return self._content.size
 
-    def read(self, size: int = -1) -> memoryview:  # type: ignore[override]
+    def read(self, size: int = -1) -> memoryview:
         """The next ``size`` bytes (all if negative): a view, or a copy where they are in several; b'' at the end."""
         self._meanwhile()
         end = self._content.size if size < 0 else min(self._at + size, self._content.size)

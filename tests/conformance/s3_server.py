@@ -24,7 +24,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wrappers import Response
 
 BUCKET = "runs"
-PAGE = 100
+PAGE = 50
 """Objects in a page of a listing; S3 gives 1,000."""
 
 _WRITE_OPERATIONS = {"PutObject", "CompleteMultipartUpload"}

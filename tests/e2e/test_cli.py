@@ -193,6 +193,7 @@ def test_an_encoding_that_lacks_a_letter_is_no_fault(place: Path) -> None:
 
 WAITING = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with it ignored
 from incremental_ckpt.cli import facts, main
 def waits(repository):
     print("listing", flush=True)
@@ -211,7 +212,7 @@ def test_ctrl_c_is_answered_in_one_line(place: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "listing\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
+        _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "ickpt: interrupted\n")
 
 

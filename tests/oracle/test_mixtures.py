@@ -158,3 +158,23 @@ def carried_rows(repository: Repository, seq: int, table: str) -> torch.Tensor:
     (shard,) = chain.chain[0]
     rows = [chain.row_ids(0, shard, index) for index in range(len(shard.rowsets))]
     return torch.from_numpy(np.unique(np.concatenate(rows)))
+
+
+@pytest.mark.parametrize("layout", ["adagrad", "sparse_adam"])
+def test_edits_of_per_row_optimizer_state_are_in_the_next_delta(layout: str, store_name: str) -> None:
+    run = Run(layout)
+    with Checkpointer(run.model, MemoryStore(store_name), **run.arguments, kind="consecutive") as c:
+        run.train()
+        c.save_checkpoint(1).wait()
+        optimizer = next(
+            o for o in run.arguments["optimizer"].values() if type(o) in (torch.optim.Adagrad, torch.optim.SparseAdam)
+        )
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor) and value.dim() == 2:
+                    value[5] = 7.0
+        c.save_checkpoint(2).wait()
+    again = Run(layout, 9)
+    with Checkpointer(again.model, MemoryStore(store_name), **again.arguments) as c:
+        c.resume_from_checkpoint()
+    assert_same(again.copy(), run.copy())

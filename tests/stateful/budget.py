@@ -1,4 +1,4 @@
-"""How long the tests of this folder search: ``ICKPT_SEARCH=50`` searches 50 times as long as every run of the tests does."""
+"""How long the tests of this folder search: with ``ICKPT_SEARCH=50`` 50 times as long as in every run of the tests."""
 
 from __future__ import annotations
 

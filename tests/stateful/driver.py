@@ -1,7 +1,8 @@
-"""The schedules of protocol_model.py driven through the real code: jobs of one and two ranks, readers, crashes, lost and late writes, damage, and an oracle.
+"""The schedules of protocol_model.py driven through the real code: jobs of one and two ranks, readers, crashes, lost
+and late writes, damage, and an oracle.
 
-A run is a function of its seed. Jobs use the real Checkpointer over a store in memory; each store operation of each of their threads waits
-until the scheduler lets it happen. What is checked, after every write and at the end of the run:
+A run is a function of its seed. Jobs use the real Checkpointer over a store in memory; each store operation of each of
+their threads waits until the scheduler lets it happen. What is checked, after every write and at the end of the run:
 
   I1, I3   every visible checkpoint can be read in full
   I2       no key gets other bytes
@@ -12,491 +13,40 @@ until the scheduler lets it happen. What is checked, after every write and at th
   PARENT   a delta counts from what the manifest before it names as next parent; a branch starts with a base
   LINEAGE  a job extends the lineage of the newest checkpoint that it saw
   MARKER   a resume says so in the store before it reads any row
-  READ     a reader gets a right state that is not outdated, or CorruptionError if something is damaged; a fallback is a true ancestor
+  READ     a reader gets a right state that is not outdated, or CorruptionError if something is damaged; a fallback is a
+           true ancestor
   TOLD     each failed save is raised exactly once, and none fails without a cause
   LIVE     once faults end, a job saves at its second try or learns that it lost, and a resume gets the newest at once
 """
 
 from __future__ import annotations
 
-import atexit
-import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import turns
+from jobs import TABLES, Job, Model, Rank, SharedStore, State
+from mixes import Mix
+from tools import TOOLS, Tool, plans_are_judged
 from turns import Actor, Inline, TurnCondition, TurnEvent, Violation, begin_run
 
 from incremental_ckpt import checkpointer, flight, planning, restore, resuming, saving, stream
-from incremental_ckpt.checkpointer import Checkpointer
-from incremental_ckpt.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, SaveError, StorageError
+from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest
-from incremental_ckpt.model import Field, Shard, Table
 from incremental_ckpt.repository import Repository
-from incremental_ckpt.settings import Settings
 from incremental_ckpt.storage.memory import MemoryStore
 from incremental_ckpt.testing import Crash, FaultStore, Op, Perform
 
-TABLES = (("wide", 4, True), ("narrow", 3, True), ("whole", 1, False))
-FIELDS = (Field("weight", "int64", 1), Field("momentum", "int64", 1))
 WRITES = ("put", "put_if_absent", "delete")
-State = dict[str, Any]
-"""By ``table.field`` the value of each row; else what the thing is called."""
-
-
-class Model:
-    """A ModelAdapter of its own, and a reader: tables whose updates can be interrupted half way, a dense tensor, a position.
-
-    Two tables lie spread over the ranks by rows; the third is on every rank alike, and nobody announces its updates.
-    """
-
-    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
-        self._tables = []
-        for name, rows, tracked in TABLES:
-            begin, end = (rows * rank // ranks, rows * (rank + 1) // ranks) if tracked else (0, rows)
-            tensors = {f.name: torch.zeros((end - begin, 1), dtype=torch.int64) for f in FIELDS}
-            shard = Shard(name, rows, 1, begin, end - begin, 0, 1, FIELDS)
-            self._tables.append(Table(shard, tensors, tracked, replicated=not tracked))
-        self.dense = torch.zeros(2, dtype=torch.int64)
-        self.position = 0
-        self._mark: Callable[[int, torch.Tensor], None] | None = None
-
-    def tables(self) -> Sequence[Table]:
-        return self._tables
-
-    def watch(self, mark: Callable[[int, torch.Tensor], None], mark_all: Callable[[int], None]) -> None:
-        self._mark = mark
-
-    def unwatch(self) -> None:
-        self._mark = None
-
-    def state(self) -> State:
-        return {"dense": {"weight": self.dense}, "optimizer": {}, "fused": [], "replicated": ("weight",)}
-
-    def load_state(self, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
-        self.dense.copy_(state["dense"]["weight"])
-        return []
-
-    def prepare_restore(self, fields: object) -> Sequence[Table]:
-        return self._tables
-
-    def state_dict(self) -> State:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.position = state["position"]
-
-    def train(self, batch: Mapping[str, Sequence[int]], value: int, pause: Callable[[], None]) -> None:
-        """Give rows (global ids by table) a new value."""
-        for index, table in enumerate(self._tables):
-            begin = table.shard.row_start
-            own = [row - begin for row in batch[table.shard.table] if 0 <= row - begin < table.shard.rows]
-            if not own:
-                continue
-            rows = torch.tensor(own)
-            if table.tracked:
-                assert self._mark is not None
-                self._mark(index, rows)
-            for live in table.tensors.values():
-                live[rows] = value
-                if table.tracked:
-                    pause()  # half updated: a chunk that is copied now is torn
-        self.dense += 1
-        self.position += 1
-
-    def snapshot(self) -> State:
-        found: State = {}
-        for table in self._tables:
-            for name, live in table.tensors.items():
-                found[f"{table.shard.table}.{name}"] = dict(enumerate(live.ravel().tolist(), table.shard.row_start))
-        return {**found, "dense": self.dense.tolist(), "position": self.position}
-
-
-def united(parts: Sequence[State]) -> State:
-    """The state of a job from those of its ranks."""
-    whole = dict(parts[0])
-    for part in parts[1:]:
-        for name, value in part.items():
-            if "." in name:
-                whole[name] = whole[name] | value
-    return whole
-
-
-@dataclass
-class Mix:
-    """How likely things are in one run; each seed has its own mixture (swarm testing)."""
-
-    ranks: Sequence[int] = (1,)
-    lost_answers: float = 0.02
-    lost_commits: float = 0.06
-    failed_reads: float = 0.0
-    fates: Sequence[str] = ("now", "late", "late", "never")
-    tries: int = 1
-    stall: float = 0.004
-    crash: float = 0.004
-    late: float = 0.02
-    reader: float = 0.004
-    damage: float = 0.0
-    damage_manifests: bool = False
-    older: float = 0.3
-    rival: float = 0.0
-    resume_again: float = 0.0
-    kinds: Sequence[str] = ("full", "consecutive", "consecutive", "one-shot", "one-shot", "intermittent")
-    pauses_in_copies: bool = False
-    settings: Settings = field(default_factory=Settings)
-
-    @classmethod
-    def drawn(cls, rng: random.Random, focus: int) -> Mix:
-        mix = cls(
-            ranks=rng.choice(((1,), (1,), (2,), (1, 2))),
-            lost_answers=rng.choice((0.0, 0.01, 0.04, 0.15)),
-            lost_commits=rng.choice((0.0, 0.05, 0.1, 0.3)),
-            failed_reads=rng.choice((0.0, 0.0, 0.0, 0.02)),
-            tries=rng.choice((1, 1, 2)),
-            stall=0.004 * rng.choice((0, 1, 3)),
-            crash=0.004 * rng.choice((0.3, 1, 2)),
-            late=0.02 * rng.choice((0.3, 1, 3)),
-            reader=0.01 * rng.choice((0, 0.5, 1)),
-            kinds=rng.choice(
-                (cls.kinds, ("full", "one-shot"), ("consecutive", "one-shot"), ("consecutive",), ("one-shot",))
-            ),
-            pauses_in_copies=rng.random() < 0.5,
-            settings=Settings(
-                pack_bytes=rng.choice((1, 128, 256, 1024)),
-                entry_bytes=rng.choice((8, 8, 16, 64)),
-                snapshot_bytes=rng.choice((1, 1 << 20, 1 << 20)),
-                preimage_bytes=rng.choice((1, 48, 1 << 20, 1 << 20)),
-                stream=rng.random() < 0.8,
-                read_threads=1,
-                vote_timeout=rng.choice((0.03, 0.3)),
-                idle_priority=False,
-            ),
-        )
-        if focus == 0:
-            mix.damage, mix.damage_manifests, mix.crash, mix.older = 0.02, rng.random() < 0.3, 0.01, 0.6
-            mix.ranks = rng.choice(((1,), (1,), (2,)))
-            mix.kinds = ("full", "full", "consecutive", "one-shot")
-        if focus == 1:
-            mix.crash, mix.rival = 0.012, 0.01
-        if focus == 2:
-            mix.stall, mix.lost_answers, mix.lost_commits = 0.02, 0.1, 0.3
-        if focus == 3:
-            mix.fates, mix.lost_answers, mix.late, mix.crash = ("late",), 0.1, 0.03, 0.001
-            mix.lost_commits = 0.3
-        if focus == 4:
-            mix.resume_again, mix.lost_answers, mix.lost_commits, mix.fates = 0.3, 0.0, 0.3, ("late",)
-            mix.ranks, mix.late = rng.choice(((1,), (1,), (2,))), 0.05
-        return mix
-
-
-class SharedStore(FaultStore):
-    """One process's handle on the store that outlives it."""
-
-    def close(self) -> None:
-        pass
-
-
-class Job:
-    """A training run: its ranks resume, train and save together, until they die, lose or are told to end.
-
-    Attributes:
-        decisions: what the job does next, for all its ranks alike.
-        faults: how often the store has failed it.
-    """
-
-    def __init__(self, world: World, name: str, step: int | None, ranks: int) -> None:
-        self.world, self.name, self.wanted_step = world, name, step
-        self.ranks = [Rank(self, rank, ranks) for rank in range(ranks)]
-        self.id = ""
-        self.trail: tuple[str, ...] = ()
-        self.own: list[str] = []
-        self.asleep = False
-        self.decisions: list[Any] = []
-        self.meetings: list[dict[int, str]] = []
-        self.faults = 0
-        self.failures: list[Exception] = []
-        self.told: list[Exception] = []
-
-    @property
-    def busy(self) -> bool:
-        return any(r.handle is not None and not r.handle.done() for r in self.ranks)
-
-    def told_of_conflict(self) -> None:
-        world = self.world
-        own = max((s for s, a in world.legit.items() if world.job_of[a] == self.name), default=0)
-        lost = any(s > own and world.job_of[a] != self.name for s, a in world.legit.items())
-        world.expect(lost, "CONFLICT", f"{self.name} is told that it lost, and nobody else committed")
-        world.count["conflicts"] += 1
-
-    def closed(self) -> None:
-        for error in self.failures:
-            if isinstance(error, SaveError):
-                times = sum(t is error for t in self.told)
-                self.world.expect(times == 1, "TOLD", f"{self.name}: {error!r} was raised {times} times")
-
-
-class Meeting:
-    """A Coordinator: ranks wait for each other by giving the turn away."""
-
-    def __init__(self, rank: Rank) -> None:
-        self.rank, self.world_size = rank.number, rank.of
-        self._job = rank.job
-        self._met = 0
-
-    def meet(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        if len(self._job.meetings) == self._met:
-            self._job.meetings.append({})
-        reports = self._job.meetings[self._met]
-        self._met += 1
-        reports[self.rank] = json.dumps(report)
-        if len(reports) < self.world_size:
-            turns.turns.pause(lambda: len(reports) == self.world_size)
-        return [json.loads(reports[rank]) for rank in range(self.world_size)]
-
-
-class Rank:
-    """One process of a job."""
-
-    def __init__(self, job: Job, number: int, of: int) -> None:
-        self.job, self.world, self.number, self.of = job, job.world, number, of
-        self.name = f"{job.name}, rank {number}"
-        self.model = Model(number, of)
-        self.meeting = Meeting(self)
-        self.steps = 0
-        self.decided = 0
-        self.resuming = False
-        self.handle: flight.SaveHandle | None = None
-        self.attempt = ""
-        self.faults_before = 0
-
-    def main(self) -> None:
-        try:
-            self.open()
-            if self.resume(self.job.wanted_step):
-                while not self.decide(lambda: self.world.quiet):
-                    self.turn()
-                self.finish()
-                self.close()
-                return
-        except ConflictError:
-            self.job.told_of_conflict()
-            self.close()
-        except (NotFoundError, StorageError):
-            pass
-        self.world.end(self.job, but=self.name)
-
-    def decide(self, draw: Callable[[], Any]) -> Any:
-        """The same answer on every rank, given by the first that asks."""
-        decisions = self.job.decisions
-        if len(decisions) == self.decided:
-            decisions.append(draw())
-        self.decided += 1
-        return decisions[self.decided - 1]
-
-    def open(self) -> None:
-        self.checkpointer = Checkpointer(
-            self.model,  # type: ignore[arg-type]
-            SharedStore(self.world.memory, self.through),
-            state={"reader": self.model},
-            settings=self.world.mix.settings,
-            clock=self.world.clock,
-        )
-        atexit.unregister(self.checkpointer.close)
-        self.job.id = self.checkpointer._resume._job
-
-    def through(self, op: Op, perform: Perform) -> Any:
-        tries = self.world.mix.tries if op.kind != "list" else 1
-        for attempt in range(tries):
-            try:
-                return self.world.through(op, perform, self)
-            except StorageError:
-                if attempt + 1 == tries:
-                    raise
-        raise AssertionError
-
-    def resume(self, step: int | None) -> bool:
-        """False if this process ends here."""
-        world, job = self.world, self.job
-        newest_before = max(world.legit, default=0)
-        self.resuming = True
-        try:
-            progress = self.checkpointer.resume_from_checkpoint(step)
-        except CorruptionError as error:
-            if self.number == 0:
-                world.judge_corruption(error, step)
-            return False
-        finally:
-            self.resuming = False
-        if progress is None:
-            world.expect(not newest_before or self.number != 0, "READ", "an old store is called empty")
-            return True
-        attempt = world.verify(progress.seq, {**self.model.snapshot(), "step": progress.step})
-        self.steps = progress.step
-        if self.number != 0:
-            return True
-        marker = max(world.markers(job.id), key=lambda m: m.n)
-        world.expect(marker.seq == progress.seq, "MARKER", f"{job.name} resumed {progress.seq}, its marker says {marker.seq}")
-        if step is None:
-            world.expect(
-                marker.newest >= newest_before, "READ", f"{marker.newest} was taken for the newest, not {newest_before}"
-            )
-            newest = world.legit[marker.newest]
-            world.expect(
-                attempt in (*world.trail[newest], newest), "READ", f"{progress.seq} is no ancestor of {marker.newest}"
-            )
-            whole = progress.seq == marker.newest or bool(world.damaged)
-            world.expect(whole, "READ", "a whole checkpoint was passed over")
-            world.count["fallbacks"] += progress.seq != marker.newest
-        job.trail, job.own = (*world.trail[attempt], attempt), []
-        world.count["resumes"] += 1
-        world.count["resharded"] += world.manifests[progress.seq].world_size != self.of
-        return True
-
-    def train(self) -> None:
-        batch, value = self.decide(self.world.batch)
-        self.model.train(batch, value, self.world.pause)
-        self.steps += 1
-
-    def turn(self) -> None:
-        job, mix = self.job, self.world.mix
-        for _ in range(self.decide(lambda: self.world.rng.choice((1, 1, 2)))):
-            self.train()
-            self.world.pause()
-        deed = self.decide(self.next_deed)
-        try:
-            if deed[0] == "resume":
-                if not self.resume(deed[1]):
-                    raise NotFoundError("this process ends")
-            elif deed[0] == "wait" and self.handle is not None and not any(self.handle._error is t for t in job.told):
-                self.handle.wait()
-            elif deed[0] == "save":
-                self.save(deed[1])
-        except SaveError as error:
-            self.tell(error)
-
-    def next_deed(self) -> tuple[str, Any]:
-        world, rng = self.world, self.world.rng
-        if self.job.busy and rng.random() < 0.9:
-            return "train", None
-        if world.legit and rng.random() < world.mix.resume_again:
-            return "resume", world.wanted()
-        if rng.random() < 0.1:
-            return "wait", None
-        return "save", rng.choice(world.mix.kinds)
-
-    def save(self, kind: str) -> None:
-        world, job = self.world, self.job
-        faults_before = job.faults
-        try:
-            handle = self.checkpointer.save_checkpoint(self.steps, kind=kind)  # type: ignore[arg-type]
-        except SaveError as error:
-            known = any(error is f for f in job.failures) or self.number != 0
-            world.expect(known or job.faults > faults_before or bool(world.damaged), "TOLD", f"no cause for {error!r}")
-            raise
-        begun = self.checkpointer._saver._flight
-        assert begun is not None
-        self.handle, self.attempt, self.faults_before = handle, begun.attempt.attempt, job.faults
-        part = {**self.model.snapshot(), "step": self.steps}
-        others = [world.oracle[self.attempt]] if self.attempt in world.oracle else []
-        world.oracle[self.attempt] = united([*others, part])
-        world.job_of[self.attempt] = job.name
-        if not others:
-            world.trail[self.attempt] = (*job.trail, *job.own)
-            job.own.append(self.attempt)
-
-    def carried_out(self) -> None:
-        """The background thread is done with the attempt."""
-        world, job, handle = self.world, self.job, self.handle
-        assert handle is not None
-        world.turns.alive()
-        if not handle.done():
-            world.expect(self.number != 0, "LIVE", "an attempt ended and its handle is not done")
-            return
-        if (error := handle._error) is None:
-            world.acknowledge(handle.seq, self.attempt, self.name)
-            return
-        excused = job.faults > self.faults_before or handle.seq in world.legit or bool(world.damaged) or self.of > 1
-        world.expect(excused, "TOLD", f"{self.name}: a save failed without a cause: {error!r}")
-        if self.number == 0:
-            job.failures.append(error)
-
-    def tell(self, error: Exception) -> None:
-        if self.number == 0:
-            self.job.told.append(error)
-
-    def finish(self) -> None:
-        for _ in range(3):
-            self.train()
-            try:
-                self.save(self.decide(lambda: self.world.rng.choice(self.world.mix.kinds)))
-                assert self.handle is not None
-                self.handle.wait()
-            except SaveError as error:
-                self.tell(error)
-                done = False
-            else:
-                done = True
-            if self.decide(lambda done=done: done):
-                return
-        self.world.expect(bool(self.world.damaged), "LIVE", f"{self.name} cannot save any more: {self.job.told[-1:]!r}")
-
-    def close(self) -> None:
-        try:
-            self.checkpointer.close()
-        except ConflictError:
-            self.job.told_of_conflict()
-        except SaveError as error:
-            self.tell(error)
-        if self.number == 0:
-            self.job.closed()
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A process beside the jobs, started with some chance at each event: ``body(world, store)``."""
-
-    name: str
-    chance: Callable[[Mix], float]
-    body: Callable[[World, SharedStore], None]
-
-
-def read(world: World, store: SharedStore) -> None:
-    """Reads the newest checkpoint, or one of a step, and proves what there is."""
-    repository = Repository(store)
-    before = max(world.legit, default=0)
-    step = world.wanted()
-    try:
-        seq = repository.resolve(None) if step is None else repository.find(step).seq
-        found = {
-            f"{t}.{f.name}": dict(enumerate(repository.read_table(t, seq, field=f.name).ravel().tolist()))
-            for t, _, _ in TABLES
-            for f in FIELDS
-        }
-    except NotFoundError:
-        world.expect(not before, "READ", "an old store is called empty")
-        return
-    except CorruptionError as error:
-        world.expect(bool(world.damaged), "READ", f"an undamaged store is called corrupt: {error!r}")
-        return
-    world.expect(step is not None or seq >= before, "READ", f"{seq} was taken for the newest, not {before}")
-    world.verify(seq, found)
-    if world.rng.random() < 0.3:
-        report = repository.check(deep=True)
-        world.expect(report.ok or bool(world.damaged), "READ", f"an undamaged store has problems: {report.problems}")
-    world.count["reads"] += 1
-
-
-TOOLS = (Tool("reader", lambda mix: mix.reader, read),)
 
 
 class World:
@@ -517,7 +67,7 @@ class World:
         count: Counter[str] | None = None,
     ) -> None:
         self.rng = random.Random(seed)
-        self.mix = mix or Mix.drawn(self.rng, seed % 6)
+        self.mix = mix or Mix.drawn(self.rng, seed % 8)
         self.tools = tools
         self.die_at, self.landed = die_at, landed
         self.memory = MemoryStore()
@@ -534,6 +84,8 @@ class World:
         self.manifests: dict[int, Manifest] = {}
         self.acknowledged: list[tuple[int, str]] = []
         self.dropped: set[int] = set()
+        self.needed: dict[int, set[str]] = {}
+        self.judges: dict[SharedStore, Callable[[Any], None]] = {}
         self.damaged: set[str] = set()
         self.count = count if count is not None else Counter()
 
@@ -571,16 +123,19 @@ class World:
             return perform(op)
         self.writes += 1
         op = replace(op, parts=[bytes(part) for part in op.parts])
-        if self.writes == self.die_at and rank is not None:
+        if self.writes == self.die_at:
             if self.landed:
                 self.apply(op, perform)
-            self.crash(rank.job, rank)
+            if rank is not None:
+                self.crash(rank.job, rank)
+            self.turns.current.kill()
             raise Crash(op.key)
         lost = self.mix.lost_commits if op.key.startswith(layout.MANIFESTS) else self.mix.lost_answers
-        if rank is not None and self.faults and self.rng.random() < lost:
+        if self.faults and op.kind != "delete" and self.rng.random() < lost:
             fate = self.rng.choice(self.mix.fates)
-            self.log.append(f"no answer ({fate}) to {rank.name}: {op.key}")
-            rank.job.faults += 1
+            self.log.append(f"no answer ({fate}) to {rank.name if rank else 'a tool'}: {op.key}")
+            if rank is not None:
+                rank.job.faults += 1
             if fate == "now":
                 self.apply(op, perform)
             elif fate == "late":
@@ -615,19 +170,32 @@ class World:
         return Repository(self.memory)
 
     def written(self, key: str, value: bytes) -> None:
-        self.log.append(key)
+        deleted = self.stored(key) is None
+        self.log.append(f"deletion of {key}" if deleted else key)
         parsed = layout.parse_key(key)
         self.expect(parsed is not None, "FORMAT", f"{key} is no key of the format")
         assert parsed is not None
-        if parsed.what == "manifest" and self.stored(key) is not None:
-            self.committed(Manifest.from_bytes(value, key))
-        elif parsed.what in ("base", "gone") or self.stored(key) is None:
+        if deleted:
+            self.expect(parsed.what not in ("manifest", "gone", "repo"), "I4", f"{key} is deleted")
             for seq in self.repository().listing().seqs:
-                self.check(seq)
+                if key in self.needed.get(seq, ()):
+                    self.check(seq)
+        elif parsed.what == "manifest":
+            self.committed(Manifest.from_bytes(value, key))
+        elif parsed.what == "gone":
+            self.expect(parsed.seq < max(self.legit), "KEEP", f"the newest checkpoint, {parsed.seq}, is forgotten")
+            self.dropped.add(parsed.seq)
+        elif parsed.what == "base":
+            for seq in self.repository().listing().seqs:
+                if seq >= parsed.seq:
+                    self.check(seq)
 
     def committed(self, manifest: Manifest) -> None:
         seq, attempt = manifest.seq, manifest.attempt
-        self.log[-1] += f" {manifest.kind} by {self.job_of[attempt]} of step {manifest.step} on {manifest.parent and manifest.parent.seq}"
+        self.log[-1] += (
+            f" {manifest.kind} by {self.job_of[attempt]} of step {manifest.step}"
+            f" on {manifest.parent and manifest.parent.seq}"
+        )
         self.expect(seq == max(self.legit, default=0) + 1, "I4", f"{seq} follows {max(self.legit, default=0)}")
         self.legit[seq], self.manifests[seq] = attempt, manifest
         self.count["commits"] += 1
@@ -639,11 +207,21 @@ class World:
         begun = manifest.lineage[-1]
         before = self.manifests[begun.first - 1].lineage if begun.first > 1 else ()
         unreadable = layout.manifest_key(begun.first - 1) in self.damaged if begun.first > 1 else False
-        self.expect(unreadable or manifest.lineage[:-1] == before, "LINEAGE", f"{manifest.lineage} of {manifest.seq} does not extend {before}")
+        self.expect(
+            unreadable or manifest.lineage[:-1] == before,
+            "LINEAGE",
+            f"{manifest.lineage} of {manifest.seq} does not extend {before}",
+        )
         self.expect(begun.job == manifest.job, "LINEAGE", f"{manifest.seq} is of another job than its lineage says")
-        self.expect(bool(begun.resumed) or begun.first == 1, "LINEAGE", f"{manifest.seq} is of a job that found nothing, behind others")
+        self.expect(
+            bool(begun.resumed) or begun.first == 1,
+            "LINEAGE",
+            f"{manifest.seq} is of a job that found nothing, behind others",
+        )
         own = [m for m in self.manifests.values() if begun.first <= m.seq < manifest.seq]
-        self.expect(all(m.job == manifest.job for m in own), "I4", f"{manifest.seq} is among the numbers of another job")
+        self.expect(
+            all(m.job == manifest.job for m in own), "I4", f"{manifest.seq} is among the numbers of another job"
+        )
         if manifest.parent is None:
             return
         if own:
@@ -651,12 +229,24 @@ class World:
             parent = last.next_parent.seq if last.next_parent else last.seq
         else:
             parent = begun.resumed
-            self.expect(parent == begun.first - 1, "PARENT", f"the branch from {parent} starts with a delta ({manifest.seq})")
-        self.expect(manifest.parent.seq == parent, "PARENT", f"{manifest.seq} counts from {manifest.parent.seq}, not from {parent}")
+            self.expect(
+                parent == begun.first - 1, "PARENT", f"the branch from {parent} starts with a delta ({manifest.seq})"
+            )
+        self.expect(
+            manifest.parent.seq == parent,
+            "PARENT",
+            f"{manifest.seq} counts from {manifest.parent.seq}, not from {parent}",
+        )
 
     def check(self, seq: int) -> None:
         """I1, I3, I6 to I8 of one visible checkpoint, all of it read anew."""
-        repository = self.repository()
+        self.needed[seq] = needed = set()
+
+        def note(op: Op, perform: Perform) -> Any:
+            needed.add(op.key)
+            return perform(op)
+
+        repository = Repository(FaultStore(self.memory, note))
         try:
             model = Model()
             found = restore.find(repository, repository.links(seq), model.tables())
@@ -683,22 +273,30 @@ class World:
         return attempt
 
     def acknowledge(self, seq: int, attempt: str, who: str) -> None:
-        self.expect(self.legit.get(seq) == attempt, "ACK", f"{who} believes that {attempt} is seq {seq}, which is {self.legit.get(seq)}")
+        self.expect(
+            self.legit.get(seq) == attempt,
+            "ACK",
+            f"{who} believes that {attempt} is seq {seq}, which is {self.legit.get(seq)}",
+        )
         self.acknowledged.append((seq, attempt))
         self.count["acknowledged"] += 1
 
     def markers(self, job: str) -> list[Any]:
         return [m for m in self.repository().resume_markers() if m.job == job]
 
-    def judge_corruption(self, error: CorruptionError, step: int | None) -> None:
+    def judge_corruption(self, error: CorruptionError, step: int | None, job: str) -> None:
         self.expect(bool(self.damaged), "READ", f"an undamaged store is called corrupt: {error!r}")
         self.count["given up"] += 1
         if step is not None or any(key.startswith(layout.MANIFESTS) for key in self.damaged):
             return
+        if max(m.newest for m in self.markers(job)) < max(self.legit):
+            return  # judged on an older listing
         newest = self.legit[max(self.legit)]
         whole = self.repository().check(deep=True).restorable
         left = [s for s in whole if self.legit[s] in self.trail[newest]]
-        self.expect(not left, "READ", f"given up although the ancestors {left} of {max(self.legit)} are whole: {error!r}")
+        self.expect(
+            not left, "READ", f"given up although the ancestors {left} of {max(self.legit)} are whole: {error!r}"
+        )
 
     def wanted(self) -> int | None:
         """Which step to ask for; None: the newest."""
@@ -783,7 +381,11 @@ class World:
             self.start()
         elif self.late and self.dice(mix.late):
             self.land(self.rng.randrange(len(self.late)))
-        elif len(self.legit) > 2 and not self.damaged and self.dice(mix.damage * (10 if self.newest_branches_off() else 1)):
+        elif (
+            len(self.legit) > 2
+            and not self.damaged
+            and self.dice(mix.damage * (10 if self.newest_branches_off() else 1))
+        ):
             self.damage()
         elif tool := next((t for t in self.tools if self.dice(t.chance(mix))), None):
             self.run_tool(tool)
@@ -791,8 +393,9 @@ class World:
             self.step(awake)
 
     def run_tool(self, tool: Tool) -> Actor:
+        self.log.append(f"{tool.name} starts")
         store = SharedStore(self.memory, lambda op, perform: self.through(op, perform, None))
-        return self.turns.spawn(tool.name, lambda: tool.body(self, store), None, self.rng.choice((1, 3, 9)))
+        return self.turns.spawn(tool.name, lambda: tool.body(self, store), None, self.rng.choice(self.mix.tool_speeds))
 
     def step(self, actors: Sequence[Actor]) -> None:
         self.rng.choices(actors, [a.speed for a in actors])[0].step()
@@ -820,7 +423,9 @@ class World:
                 self.land(self.rng.randrange(len(self.late)))
         visible = self.repository().listing().seqs
         for seq, attempt in self.acknowledged:
-            self.expect(seq in self.dropped or (seq in visible and self.legit[seq] == attempt), "ACK", f"seq {seq} is lost")
+            self.expect(
+                seq in self.dropped or (seq in visible and self.legit[seq] == attempt), "ACK", f"seq {seq} is lost"
+            )
         for seq in visible if self.dropped else visible[-1:]:
             self.check(seq)
         if self.legit and not self.damaged:
@@ -863,6 +468,10 @@ def current_rank() -> Rank:
 _worlds: list[World] = []
 
 
+def _with_turn_events(make: Callable[..., Any], *facts: Any, **more: Any) -> Any:
+    return make(*facts, **more, interrupt=TurnEvent(), written=TurnEvent())
+
+
 def _remembering(parse: Callable[[bytes, str], Any]) -> Callable[[bytes | memoryview, str], Any]:
     parsed: dict[tuple[bytes, str], Any] = {}
 
@@ -888,9 +497,10 @@ def real_code_under_the_scheduler() -> Iterator[None]:
         if world.mix.pauses_in_copies:
             world.pause()
 
-    with pytest.MonkeyPatch.context() as patch:
+    with plans_are_judged(_worlds), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flight, "threading", SimpleNamespace(Event=TurnEvent))
-        patch.setattr(saving, "Flight", lambda *facts: flight.Flight(*facts, interrupt=TurnEvent(), written=TurnEvent()))
+        own_events = partial(_with_turn_events, flight.Flight)
+        patch.setattr(saving, "Flight", own_events)
         patch.setattr(saving, "Persister", partial(saving.Persister, sleep=lambda seconds: _worlds[-1].sleep(seconds)))
         patch.setattr(stream, "threading", SimpleNamespace(Condition=TurnCondition))
         patch.setattr(saving, "Background", _Background)

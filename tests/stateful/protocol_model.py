@@ -1,12 +1,14 @@
-"""The protocol of docs/format.md as a program of its own: saving, resuming, compaction and pruning over a store that loses answers.
+"""The protocol of docs/format.md as a program: saves, resumes, compactions, prunes over a store that loses answers.
 
-It shares nothing with the library: it says what the library should do, and shows that the rules hold together. A change of the protocol is made here
-first. Every actor (a job's training, the background thread of each of its ranks, a compaction, a prune, a reader) is a
-generator that yields one store operation at a time; the scheduler picks who goes next. Modelled are: several ranks, their votes and the outcome object; one
-map of marks for each rank; one save in flight while training goes on; ranks that outlive their job; bases and deltas, one-shot and consecutive, mixed at
-will; bases that are streamed in chunks while rows are half changed, made exact by old values; a crash at each write, landed or not; writes whose answer is
-lost and which land now, later or never; resumes of the newest, of a number, of a step, of an ancestor where something is damaged; stalls;
-deterministic compactions, several at once; prunes, several at once, as a plan and separate deletes; readers in the midst of all that.
+It shares nothing with the library: it says what the library should do, and shows that the rules hold together. A
+change of the protocol is made here first. Every actor (a job's training, the background thread of each of its ranks,
+a compaction, a prune, a reader) is a generator that yields one store operation at a time; the scheduler picks who
+goes next. Modelled are: several ranks, their votes and the outcome object; one map of marks for each rank; one save
+in flight while training goes on; ranks that outlive their job; bases and deltas, one-shot and consecutive, mixed at
+will; bases that are streamed in chunks while rows are half changed, made exact by old values; a crash at each write,
+landed or not; writes whose answer is lost and which land now, later or never; resumes of the newest, of a number, of
+a step, of an ancestor where something is damaged; stalls; deterministic compactions, several at once; prunes, several
+at once, as a plan and separate deletes; readers in the midst of all that.
 
 Invariants are checked after every write against an oracle that the protocol cannot see:
   I1, I3   every visible checkpoint can be read in full
@@ -16,7 +18,8 @@ Invariants are checked after every write against an oracle that the protocol can
   ACK      an acknowledged commit stays visible until retention drops it; only a commit is acknowledged, on any rank
   CONFLICT is reported only to a job that lost
   KEEP     a prune keeps the newest k, and what a live job resumed from
-  READ     a reader gets a right state, or is told to look again, or corruption where something is damaged; a fallback is a true ancestor
+  READ     a reader gets a right state, or is told to look again, or corruption where something is damaged; a fallback
+           is a true ancestor
   LIVE     once all is quiet the newest checkpoint is read at the first try
 
 ``world.rule(name)`` guards what a mutant leaves out; MUTANTS lists them.
@@ -262,7 +265,7 @@ class Attempt:
 class Job:
     def __init__(self, world: World, name: str, want: Any) -> None:
         self.world, self.name, self.want, self.rng = world, name, want, world.rng
-        self.rows, self.step = {i: (0, 0) for i in range(ROWS)}, 0
+        self.rows, self.step = dict.fromkeys(range(ROWS), (0, 0)), 0
         self.newest = 0
         self.parent: tuple[int, str] | None = None
         self.lineage: tuple[tuple[str, int, int], ...] = ((name, 1, 0),)
@@ -277,7 +280,9 @@ class Job:
 
         def marker(pick: dict[str, Any], newest: dict[str, Any]) -> Steps:
             try:
-                yield from put(f"resumes/{self.name}-{next(world.ticks)}", {"seq": pick["seq"], "newest": newest["seq"]})
+                yield from put(
+                    f"resumes/{self.name}-{next(world.ticks)}", {"seq": pick["seq"], "newest": newest["seq"]}
+                )
             except Timeout:
                 raise Gone from None
 
@@ -297,9 +302,9 @@ class Job:
         for row in self.rng.sample(range(ROWS), 2):
             self.marks[row % RANKS].live.add(row)
             flight = self.flight
-            if flight is not None and flight.kind == "base" and row not in flight.old_values:
-                if (row in flight.copied) != self.world.rule("old_values_until_copied"):
-                    flight.old_values[row] = self.rows[row]
+            streamed = flight is not None and flight.kind == "base" and row not in flight.old_values
+            if streamed and (row in flight.copied) != self.world.rule("old_values_until_copied"):
+                flight.old_values[row] = self.rows[row]
             value = next(self.world.ticks)
             self.rows[row] = (value, self.rows[row][1])
             yield LOCAL  # half updated: a chunk that is copied now is torn
@@ -610,7 +615,8 @@ class World:
         self.rate = {
             what: chance * rng.choice((0.3, 1, 1, 4))
             for what, chance in {
-                "stall": 0.004, "crash": 0.003, "compact": 0.012, "prune": 0.012, "read": 0.01, "late": 0.015, "damage": 0.006,
+                "stall": 0.004, "crash": 0.003, "compact": 0.012, "prune": 0.012, "read": 0.01, "late": 0.015,
+                "damage": 0.006,
             }.items()
         }  # fmt: skip
         self.lost_answers = rng.choice((0.01, 0.04, 0.04, 0.2))
@@ -780,7 +786,9 @@ class World:
 
     def acknowledge(self, attempt: Attempt, who: str) -> None:
         if self.legit.get(attempt.seq) != attempt.name:
-            self.fail("ACK", f"{who} believes that {attempt.name} is {attempt.seq}, which is {self.legit.get(attempt.seq)}")
+            self.fail(
+                "ACK", f"{who} believes that {attempt.name} is {attempt.seq}, which is {self.legit.get(attempt.seq)}"
+            )
         self.acknowledged.append((attempt.seq, attempt.name))
 
     def verify(self, got: Any, want: Any) -> None:

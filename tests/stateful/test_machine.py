@@ -1,4 +1,4 @@
-"""Any sequence of steps, saves, failures, resumes and damage, against an oracle in memory: plain torch modules, real threads."""
+"""Any sequence of steps, saves, failures, resumes and damage: plain torch modules and real threads, and an oracle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import pytest
 import torch
 from budget import FACTOR
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from torch import nn
 
 from incremental_ckpt import (
@@ -81,7 +88,12 @@ class Process:
         for name, optimizer in self.optimizers.items():
             for index, state in optimizer.state_dict()["state"].items():
                 tensors |= {f"{name}.{index}.{key}": torch.as_tensor(value).clone() for key, value in state.items()}
-        return {**tensors, "rng": torch.get_rng_state(), "position": torch.tensor(self.position), "step": torch.tensor(self.step)}
+        return {
+            **tensors,
+            "rng": torch.get_rng_state(),
+            "position": torch.tensor(self.position),
+            "step": torch.tensor(self.step),
+        }
 
 
 @dataclass

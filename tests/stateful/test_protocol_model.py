@@ -14,6 +14,8 @@ HINTS = {
     "history_in_lineage": 160,
     "next_parent_kept": 71,
     "failed_base_gives_back": 48,
+    "fallback_by_ancestors": 2430,
+    "numbers_kept": 357,
 }
 
 

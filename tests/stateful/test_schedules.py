@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from budget import seeds
-from driver import Mix, World, run
+from driver import World, run
+from mixes import ALONE, DAMAGED
 
 pytestmark = pytest.mark.usefixtures("scheduled")
 
@@ -15,8 +17,15 @@ def test_no_schedule_violates_an_invariant() -> None:
     count: Counter[str] = Counter()
     for seed in seeds(72):
         run(seed, count=count)
-    met = ("commits", "base", "delta", "resumes", "fallbacks", "crashes", "conflicts", "reads", "damaged")
-    assert not [what for what in met if count[what] < 5], f"the schedules do not meet all that they should: {dict(count)}"
+    met = ("base", "delta", "resumes", "resharded", "crashes", "conflicts", "reads", "damaged", "compactions", "prunes")
+    assert all(count[what] > 1 for what in met), f"the schedules do not meet all that they should: {dict(count)}"
+
+
+def test_a_damaged_checkpoint_gives_way_to_a_true_ancestor() -> None:
+    count: Counter[str] = Counter()
+    for seed in seeds(16):
+        run(seed, mix=replace(DAMAGED), count=count)
+    assert count["fallbacks"] > 1
 
 
 @pytest.mark.parametrize("landed", [False, True])
@@ -33,8 +42,7 @@ def test_a_seed_always_gives_the_same_run() -> None:
 
 
 def test_a_job_that_is_left_in_peace_commits_all_it_saves() -> None:
-    mix = Mix(lost_answers=0.0, lost_commits=0.0, fates=(), stall=0.0, crash=0.0, reader=0.0)
-    world: World = run(0, mix=mix)
+    world: World = run(0, mix=replace(ALONE))
     assert world.count["jobs"] == 1
     assert sorted(world.legit) == list(range(1, len(world.oracle) + 1))
     assert len(world.acknowledged) == len(world.oracle) > 5

@@ -1,7 +1,7 @@
-"""One thread runs at a time: a seeded scheduler hands the turn from actor to actor, at store operations and other pauses.
+"""One thread runs at a time: a scheduler hands the turn from actor to actor, at store operations and other pauses.
 
-It must not know checkpoints. What real code waits with (events, conditions, a thread of its own, a thread pool) is replaced by
-classes that wait by giving the turn away, so that a seed always gives the same run.
+It must not know checkpoints. What real code waits with (events, conditions, a thread of its own, a thread pool) is
+replaced by classes that wait by giving the turn away, so that a seed always gives the same run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from incremental_ckpt.testing import Crash
 Until = Callable[[], bool]
 
 
-class Violation(BaseException):  # noqa: N818 - no error of the code under test: no `except Exception` there may swallow it
+class Violation(BaseException):
     """An invariant does not hold."""
 
 
@@ -54,7 +54,7 @@ class Actor:
             self._thread.join()
 
     def pause(self, until: Until | None = None) -> None:
-        """Give the turn away; it comes back when the scheduler likes, and not before ``until`` holds. Called by the actor."""
+        """Give the turn away; it comes back when the scheduler likes, and not before ``until`` holds. By the actor."""
         if self.killed:
             raise Crash(self.name)
         self.waits_for = until
@@ -65,7 +65,7 @@ class Actor:
             raise Crash(self.name)
 
     def kill(self) -> None:
-        """Its next pause, or the one that it is in, raises Crash. What it does on the way out happens in memory only."""
+        """Its next pause, or the one it is in, raises Crash. What it does on the way out happens in memory only."""
         self.killed = True
 
     def _run(self) -> None:
@@ -132,7 +132,7 @@ turns = Turns()
 
 
 def begin_run() -> Turns:
-    global turns  # noqa: PLW0603 - what is patched into real code cannot be handed it
+    global turns
     turns.kill_all()
     turns = Turns()
     return turns

@@ -225,8 +225,8 @@ def test_after_unwatch_nothing_is_marked_even_by_lookups_made_before() -> None:
 def test_fields_are_live_views_named_after_the_optimizer_state() -> None:
     for optimizer, widths in (
         (Optimizer.EXACT_SGD, {"weight": 8}),
-        (Optimizer.EXACT_ADAGRAD, {"weight": 8, "momentum1": 8}),
-        (Optimizer.EXACT_ROWWISE_ADAGRAD, {"weight": 8, "momentum1": 1}),
+        (Optimizer.EXACT_ADAGRAD, {"weight": 8, "sum": 8}),
+        (Optimizer.EXACT_ROWWISE_ADAGRAD, {"weight": 8, "sum": 1}),
     ):
         module = tbe(optimizer)
         table = adapt(module).tables()[0]
@@ -243,7 +243,7 @@ def test_counter_modes_keep_their_row_counters_with_the_rows() -> None:
     )
     adapter = adapt(module)
     names = [f.name for f in adapter.tables()[0].shard.fields]
-    assert names == ["weight", "momentum1", "prev_iter", "row_counter"]
+    assert names == ["weight", "sum", "prev_iter", "row_counter"]
     module.max_counter.fill_(17)
     saved = save(adapter)
     module.max_counter.fill_(0)
@@ -258,15 +258,18 @@ def test_global_weight_decay_is_not_tracked() -> None:
     )
     tables = adapt(module).tables()
     assert not any(t.tracked for t in tables)
-    assert [f.name for f in tables[0].shard.fields] == ["weight", "momentum1", "prev_iter"]
+    assert [f.name for f in tables[0].shard.fields] == ["weight", "sum", "prev_iter"]
 
 
-@pytest.mark.parametrize("optimizer", [Optimizer.EMAINPLACE_ROWWISE_ADAGRAD, Optimizer.ENSEMBLE_ROWWISE_ADAGRAD])
-def test_modes_that_sweep_whole_tables_are_not_tracked(optimizer: EmbOptimType) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "state"),
+    [(Optimizer.EMAINPLACE_ROWWISE_ADAGRAD, "sum"), (Optimizer.ENSEMBLE_ROWWISE_ADAGRAD, "momentum1")],
+)
+def test_modes_that_sweep_whole_tables_are_not_tracked(optimizer: EmbOptimType, state: str) -> None:
     needs_gpu(optimizer)
     tables = adapt(tbe(optimizer)).tables()
     assert not any(t.tracked for t in tables)
-    assert {t.shard.fields[1].name for t in tables} == {"momentum1"}
+    assert {t.shard.fields[1].name for t in tables} == {state}
 
 
 def test_an_edit_of_the_weights_from_outside_marks_everything() -> None:

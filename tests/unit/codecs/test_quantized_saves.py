@@ -26,6 +26,7 @@ from incremental_ckpt.storage import MemoryStore
 ROWS, DIM = 80, 16
 ODD = {3: np.nan, 17: np.inf, 40: -np.inf, 79: np.nan}
 QUICK = Settings(idle_priority=False)
+TINY = Settings(pack_bytes=900, entry_bytes=256, idle_priority=False)
 
 
 class Bag:
@@ -86,6 +87,14 @@ def test_a_resume_brings_back_decoded_rows_and_the_exact_bytes_of_rows_that_are_
     assert np.array_equal(again[list(ODD)], bag.rows[list(ODD)])
     assert not np.array_equal(again, bag.rows)
     assert [e.codec for e in entries_of_newest(store_name)] == [codec, "raw"]
+
+
+def test_rows_that_are_not_held_find_their_place_in_a_base_of_many_parts(store_name: str) -> None:
+    bag = Bag()
+    with bag.checkpointer(store_name, codec="int8", settings=TINY) as c:
+        c.save_checkpoint(1).wait()
+    assert len([e for e in entries_of_newest(store_name) if e.codec == "int8"]) > 5
+    assert np.array_equal(resumed(store_name).rows, after_restore(bag.rows, "int8"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

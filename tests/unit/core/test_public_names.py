@@ -13,7 +13,7 @@ NAMES = {
     "CheckpointError", "CheckpointInfo", "Checkpointer", "ConflictError", "CorruptionError", "EveryEpoch",
     "EverySeconds", "EverySteps", "FailureEvent", "FormatError", "MismatchError", "NotFoundError", "Progress",
     "Repository", "ResumeEvent", "SaveError", "SaveEvent", "SaveHandle", "Settings", "SkipEvent", "StorageError",
-    "Store", "open_store",
+    "Store", "open_store", "KeepLast", "KeepBest", "KeepEvery", "compact", "prune", "export", "import_checkpoint",
 }  # fmt: skip
 
 TORCH_FREE = [
@@ -21,6 +21,7 @@ TORCH_FREE = [
     "incremental_ckpt.settings", "incremental_ckpt.policy", "incremental_ckpt.format.manifest",
     "incremental_ckpt.format.replay", "incremental_ckpt.format.tree", "incremental_ckpt.codecs",
     "incremental_ckpt.storage", "incremental_ckpt.repository", "incremental_ckpt.testing",
+    "incremental_ckpt.compaction", "incremental_ckpt.pruning", "incremental_ckpt.comparison",
 ]  # fmt: skip
 
 

@@ -142,6 +142,16 @@ def test_a_job_that_does_not_resume_starts_with_a_base_behind_what_is_there(
     assert_same(resumed(store_name, 2)[0].copy(), states[1])
 
 
+def test_a_damaged_first_checkpoint_of_a_job_that_did_not_resume_has_no_ancestor(run: Run, store_name: str) -> None:
+    saved(run, store_name, [1, 2])
+    with checkpointer(Run(seed=5), store_name) as c:
+        c.save_checkpoint(9).wait()
+    store = FaultStore(MemoryStore(store_name), damage(on("get", "manifests/00000003.json"), at=-1))
+    again = Run(seed=8)
+    with Checkpointer(again.model, store, **again.arguments) as c, pytest.raises(CorruptionError):
+        c.resume_from_checkpoint()
+
+
 def test_rows_that_a_failed_resume_has_overwritten_are_in_the_next_checkpoint(run: Run, store_name: str) -> None:
     store = FaultStore(MemoryStore(store_name))
     settings = Settings(read_threads=1)

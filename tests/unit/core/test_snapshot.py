@@ -69,7 +69,8 @@ def test_state_is_copied_deeply_whatever_its_layout() -> None:
     shared = torch.ones(2)
     state = {
         "transposed": storage.t()[1:3], "scalar": torch.tensor(5), "none": torch.empty(0, 3),
-        "complex": torch.tensor([1j]), "tied": [shared, shared], "array": np.arange(6, dtype=">i4").reshape(2, 3)[:, ::2], "plain": {"n": 1},
+        "complex": torch.tensor([1j]), "tied": [shared, shared],
+        "array": np.arange(6, dtype=">i4").reshape(2, 3)[:, ::2], "plain": {"n": 1},
     }  # fmt: skip
     flat = flatten_state({"user": state})
     arena = HostArena(pinned=False)

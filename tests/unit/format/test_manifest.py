@@ -188,7 +188,7 @@ Change = Callable[[dict[str, Any]], object]
 MALFORMED: list[Change] = [
     lambda m: m.pop("seq"),
     lambda m: m.pop("format"),
-    lambda m: m.update(seq=0),
+    lambda m: m.update(seq=-1),
     lambda m: m.update(seq=42.0),
     lambda m: m.update(seq=True),
     lambda m: m.update(seq="42"),
@@ -326,10 +326,11 @@ JUNK = st.one_of(
     st.integers(-(2**70), 2**70),
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=5),
-    st.just([]),
-    st.just({}),
-    st.just([[]]),
-    st.just({"seq": 1}),
+    # Made anew each time: what is drawn first may be changed by what is drawn next.
+    st.builds(list),
+    st.builds(dict),
+    st.builds(lambda: [[]]),
+    st.builds(lambda: {"seq": 1}),
 )
 
 

@@ -78,7 +78,7 @@ def test_read_only_is_passed_on(tmp_path: Path) -> None:
 def test_stores_and_the_test_kit_load_neither_torch_nor_pytest() -> None:
     script = (
         "import sys, incremental_ckpt.storage, incremental_ckpt.testing\n"
-        "sys.exit(', '.join({'torch', 'pytest', 'boto3'} & set(sys.modules)) or None)"
+        "sys.exit(', '.join({'torch', 'pytest', 'boto3', 'fsspec'} & set(sys.modules)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from moto.s3.models import s3_backends
-from s3_server import BUCKET, Answer, Cut, Disturbance, DroppedConnectionError, Proceed, Request, S3Server, refusal
+from s3_server import (
+    BUCKET,
+    PAGE,
+    Answer,
+    Cut,
+    Disturbance,
+    DroppedConnectionError,
+    Proceed,
+    Request,
+    S3Server,
+    refusal,
+)
 
 from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, StorageError
 from incremental_ckpt.storage import open_store
@@ -124,6 +136,9 @@ class TestParts:
         since = len(s3_server.requests)
         with s3_server.disturbed(on("GetObject", cut(PART // 2), times=2)):
             assert store.get("a") == LARGE
+        deadline = time.monotonic() + 10
+        while s3_server.operations(since).count("GetObject") < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)  # the server notes a request only after it has answered
         assert s3_server.operations(since).count("GetObject") == 6
 
     def test_a_failed_upload_is_aborted_and_its_first_error_kept(self, store: S3Store, s3_server: S3Server) -> None:
@@ -268,9 +283,9 @@ class TestFaultsOnTheWay:
             assert RetryStore(store, IMPATIENT).get("a") == content
 
     def test_a_page_of_a_listing_that_fails_is_asked_for_again(self, store: S3Store, s3_server: S3Server) -> None:
-        seed(store, 250)
+        seed(store, 2 * PAGE + 1)
         with s3_server.disturbed(on("ListObjectsV2", answering(503, "SlowDown"), times=2)):
-            assert len([*RetryStore(store, IMPATIENT).list()]) == 250
+            assert len([*RetryStore(store, IMPATIENT).list()]) == 2 * PAGE + 1
 
     def test_a_delete_that_fails_for_one_key_is_an_error(self, store: S3Store, s3_server: S3Server) -> None:
         def refuse_one(request: Request, proceed: Proceed) -> Answer:

@@ -1,0 +1,98 @@
+"""One export: gathers what a checkpoint holds and has it written, whole or not at all.
+
+It must not know the formats themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from incremental_ckpt.errors import StorageError
+from incremental_ckpt.exporting.content import Content, gather
+from incremental_ckpt.repository import Repository
+
+Format = Literal["torch", "safetensors", "dcp"]
+FORMATS: tuple[str, ...] = get_args(Format)
+
+_WRITERS = {"torch": "torch_file", "safetensors": "safetensors_files", "dcp": "dcp_directory"}
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was exported.
+
+    Attributes:
+        tables, tensors: how many tables, and other tensors of the model.
+        optimizer: whether the state of optimizers is there too.
+        bytes: size of the files.
+    """
+
+    seq: int
+    step: int
+    format: str
+    tables: int
+    tensors: int
+    optimizer: bool
+    bytes: int
+
+
+def export(
+    repository: Repository,
+    out: str | os.PathLike[str],
+    format: Format = "torch",
+    seq: int | None = None,
+    *,
+    optimizer: bool = False,
+) -> ExportReport:
+    """Write the model of a checkpoint (None: the newest), by the names of the unsharded module's ``state_dict()``.
+
+    - ``torch``: a file for ``torch.load(out, weights_only=True)``. All of the model is held in memory.
+    - ``safetensors``: a folder with ``model.safetensors``, or several files and Hugging Face's index.
+    - ``dcp``: a folder for ``torch.distributed.checkpoint.load``, whatever the sharding there.
+
+    Args:
+        out: must not exist yet.
+        optimizer: also the optimizers' state: ``torch`` and ``dcp`` then hold ``{"model": ..., "optimizer": ...}``,
+            safetensors a further ``optimizer.safetensors`` with ``optimizer.json``.
+
+    Raises:
+        NotFoundError: no such checkpoint.
+        CorruptionError: something of it is damaged.
+        StorageError: ``out`` exists, or cannot be written.
+        ValueError: no such format.
+    """
+    if format not in _WRITERS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    place = Path(out)
+    if place.exists() or place.is_symlink():
+        raise StorageError(f"{place} exists: give a new name, nothing is ever overwritten")
+    wanted = repository.resolve(seq)
+    content = repository.retried(lambda: gather(repository, wanted, optimizer=optimizer))
+    write = importlib.import_module(f"incremental_ckpt.exporting.{_WRITERS[format]}").write
+    nbytes = _write_whole(content, place, write)
+    return ExportReport(
+        wanted, content.step, format, len(content.tables), len(content.dense), content.optimizer is not None, nbytes
+    )
+
+
+def _write_whole(content: Content, place: Path, write: Callable[[Content, Path], None]) -> int:
+    """Write to a name beside, and rename at the end."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+        try:
+            write(content, folder / place.name)
+            size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+            (folder / place.name).rename(place)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {place}: {error.strerror or error}") from error
+    return size

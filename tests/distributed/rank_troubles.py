@@ -1,0 +1,286 @@
+"""What the ranks live through when stores fail, ranks die or do different things. Each rank tells what it saw.
+
+It must not know what any test expects. A plain table under DistributedDataParallel is enough here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rank_processes import connect
+from torch import nn
+
+import incremental_ckpt.checkpointer as facade
+from incremental_ckpt import Checkpointer, EverySeconds, EverySteps, Repository, Settings
+from incremental_ckpt.errors import CheckpointError
+from incremental_ckpt.storage import LocalStore
+from incremental_ckpt.testing import FaultStore, Stall, fail, on
+
+ROWS = 60
+Seen = tuple[str, str]
+"""The class of an error, and its text."""
+
+
+class Model(nn.Module):
+    def __init__(self, rows: int = ROWS, width: int = 1) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(rows, 4, mode="sum", sparse=True)
+        self.over = nn.Linear(4, width)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.over(self.table(ids)).pow(2).mean()
+
+
+class Run:
+    """A model that all ranks train together."""
+
+    def __init__(self, rank: int, rows: int = ROWS, width: int = 1) -> None:
+        torch.manual_seed(1)
+        self.rank = rank
+        self.model = nn.parallel.DistributedDataParallel(Model(rows, width))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self, *rows: int) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.tensor([[row + self.rank for row in rows]])).backward()
+        self.optimizer.step()
+
+    def checkpointer(self, store: Any, timeout: float = 30, **options: Any) -> Checkpointer:
+        settings = Settings(vote_timeout=timeout, drain_timeout=20)
+        return Checkpointer(
+            self.model, store, optimizer=self.optimizer, settings=settings, kind="consecutive", **options
+        )
+
+
+def error_of(call: Callable[[], Any]) -> Seen:
+    try:
+        found = call()
+    except (CheckpointError, ValueError, TypeError, ArithmeticError) as error:
+        return type(error).__name__, str(error)
+    return "", str(found)
+
+
+def seqs_in(url: str) -> tuple[int, ...]:
+    return Repository(LocalStore(url)).listing().seqs
+
+
+def a_store_that_fails(rank: int, world_size: int, url: str, failing: int, key: str) -> dict[str, Any]:
+    """Save, save while the store of one rank fails, save again."""
+    connect()
+    run = Run(rank)
+    store = FaultStore(LocalStore(url))
+    with run.checkpointer(store, timeout=4) as checkpointer:
+        run.step(0)
+        checkpointer.save_checkpoint(1).wait()
+        run.step(10)
+        if rank == failing:
+            store.inject(fail(on(("put", "put_if_absent"), key), lambda op: OSError(28, "no space left on device")))
+        waited = error_of(checkpointer.save_checkpoint(2).wait)
+        seqs = seqs_in(url)
+        store.heal()
+        run.step(20)
+        rows = checkpointer.save_checkpoint(3).wait().rows
+        checkpointer.save_checkpoint(4)
+    return {
+        "waited": waited,
+        "seqs": seqs,
+        "rows": rows,
+        "table": run.model.module.table.weight.detach().numpy(),
+    }
+
+
+def a_failure_nobody_waited_for(rank: int, world_size: int, url: str) -> list[Seen]:
+    """The next meeting tells it, on all ranks; the one after saves."""
+    connect()
+    run = Run(rank)
+    store = FaultStore(LocalStore(url))
+    with run.checkpointer(store, when=EverySteps(1), busy="wait") as checkpointer:
+        if rank == 1:
+            store.inject(fail(on("put", "data/*", at=1), lambda op: OSError(28, "no space left on device")))
+        seen = []
+        for number in range(1, 5):
+            run.step(number)
+            seen.append(error_of(lambda: checkpointer.step(number)))  # noqa: B023 - called at once
+    return seen
+
+
+def a_store_that_hangs(rank: int, world_size: int, url: str) -> dict[str, Any]:
+    """The store of rank 1 takes a put and does not answer until three saves have been tried."""
+    connect()
+    run = Run(rank)
+    store = FaultStore(LocalStore(url))
+    seen = []
+    with run.checkpointer(store, timeout=1.5, when=EverySteps(1)) as checkpointer:
+        run.step(0)
+        checkpointer.save_checkpoint(1).wait()
+        stall = store.inject(Stall(on("put", "data/*"))) if rank == 1 else None
+        for number in (2, 3, 4):
+            run.step(10 * number)
+
+            def save(number: int = number) -> Any:
+                handle = checkpointer.step(number)
+                return handle.wait() if handle is not None and rank == 0 else handle
+
+            seen.append(error_of(save))
+        if stall is not None:
+            stall.release()
+            store.heal()
+            assert checkpointer._saver._flight is not None, seen
+            assert checkpointer._saver._flight.written.wait(20)
+        run.step(50)  # rank 0 is here only when rank 1 is
+        rows = checkpointer.save_checkpoint(5).wait().rows
+    return {"seen": seen, "rows": rows, "seqs": seqs_in(url)}
+
+
+def a_death_in_a_save(rank: int, world_size: int, url: str) -> Seen:
+    connect()
+    run = Run(rank)
+    store = FaultStore(LocalStore(url))
+    checkpointer = run.checkpointer(store, timeout=1.5)
+    run.step(0)
+    checkpointer.save_checkpoint(1).wait()
+    if rank == 1:
+        store.inject(lambda op, perform: os._exit(9) if op.kind == "put" else perform(op))
+    return error_of(checkpointer.save_checkpoint(2).wait)
+
+
+def different_calls(rank: int, world_size: int, url: str) -> dict[str, Any]:
+    """Ranks that save at different steps, in different calls, or do not come; then all do the same."""
+    connect()
+    run = Run(rank)
+    with run.checkpointer(url, timeout=2) as checkpointer:
+        run.step(0)
+        steps = error_of(lambda: checkpointer.save_checkpoint(5 + rank))
+        calls = error_of(lambda: checkpointer.resume_from_checkpoint() if rank else checkpointer.save_checkpoint(7))
+        absent = []
+        for number in (8, 9, 10, 11):  # rank 2 comes to these meetings long after the others have given up
+            if rank == 2 and number == 8:
+                time.sleep(9)
+            absent.append(error_of(lambda: checkpointer.save_checkpoint(number)))  # noqa: B023
+        run.step(1)
+        last = error_of(checkpointer.save_checkpoint(12).wait)
+    return {
+        "steps": steps,
+        "calls": calls,
+        "absent": absent,
+        "last": last,
+        "seqs": Repository(LocalStore(url)).listing().seqs,
+    }
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.broken = False
+
+    def state_dict(self) -> dict[str, int]:
+        if self.broken:
+            raise ZeroDivisionError("the reader has nothing to divide by")
+        return {"count": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if self.broken:
+            raise ZeroDivisionError("the reader has nothing to divide by")
+
+
+def different_ranks(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+    """Rank 1 is not like the others, in one way after another; nothing is saved until it is."""
+    connect()
+    url = f"{folder}/store"
+    seen: dict[str, Any] = {}
+    odd = rank == 1
+    table = Run(rank)
+    table.model.module.table = nn.EmbeddingBag(ROWS + odd, 4, mode="sum", sparse=True)
+    seen["table"] = error_of(lambda: table.checkpointer(url))
+    run = Run(rank)
+    seen["objects"] = error_of(lambda: run.checkpointer(url, state={"scheduler" if odd else "reader": Counter()}))
+    version = facade.__version__
+    facade.__version__ = "0.0.1" if odd else version
+    seen["version"] = error_of(lambda: run.checkpointer(url))
+    facade.__version__ = version
+    if rank == 0:
+        Path(folder, "other").mkdir()
+        Path(folder, "other", "novel.txt").write_text("no repository")
+    seen["store"] = error_of(lambda: run.checkpointer(f"{folder}/{'other' if odd or rank == 0 else 'store'}"))
+    seen["written"] = Path(url).exists() and len(list(Path(url).iterdir()))
+
+    reader = Counter()
+    with run.checkpointer(url, state={"reader": reader}) as checkpointer:
+        run.step(0)
+        reader.broken = odd
+        seen["state"] = error_of(lambda: checkpointer.save_checkpoint(1))
+        reader.broken = False
+        seen["saved"] = checkpointer.save_checkpoint(2).wait().seq
+    with run.checkpointer(url, state={"reader": reader}) as checkpointer:
+        reader.broken = odd
+        seen["loading"] = error_of(checkpointer.resume_from_checkpoint)
+        reader.broken = False
+        seen["resumed"] = checkpointer.resume_from_checkpoint().step
+        # Damage that one rank meets is met by all.
+        run.step(5)
+        checkpointer.save_checkpoint(3).wait()
+        if rank == 0:
+            pack = next(Path(url).glob("data/00000002-*/rank-00001-*.safetensors"))
+            pack.write_bytes(pack.read_bytes()[:-8] + b"damaged!")
+        torch.distributed.barrier()
+        seen["fallback"] = checkpointer.resume_from_checkpoint().step
+        seen["damaged"] = error_of(lambda: checkpointer.resume_from_checkpoint(step=3))
+    return seen
+
+
+def own_stores(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+    """Every rank writes to a folder of its own."""
+    connect()
+    run = Run(rank)
+    with run.checkpointer(f"{folder}/{rank}", timeout=1.5) as checkpointer:
+        run.step(0)
+        saved = error_of(checkpointer.save_checkpoint(1).wait)
+    return {"saved": saved, "seqs": seqs_in(f"{folder}/{rank}")}
+
+
+def by_the_clock(rank: int, world_size: int, url: str, busy: str) -> list[int | None]:
+    """Steps of one second by rank 0's clock; other ranks' clocks stand still. The first save hangs for some steps."""
+    connect()
+    run = Run(rank)
+    now = [0.0]
+    store = FaultStore(LocalStore(url))
+    stall = store.inject(Stall(on("put", "data/*", at=1)))
+    saves: list[int | None] = []
+    with run.checkpointer(store, when=EverySeconds(5), busy=busy, clock=lambda: now[0]) as checkpointer:
+        for number in range(1, 31):
+            run.step(number)
+            now[0] += 1.0 if rank == 0 else 0.0
+            if number == 18:
+                stall.release()
+                if checkpointer._saver._flight is not None:
+                    checkpointer._saver._flight.handle._finished.wait(20)
+                torch.distributed.barrier()
+            handle = checkpointer.step(number)
+            if handle is not None:
+                saves.append(handle.step)
+                if number >= 18:
+                    handle.wait()
+                    torch.distributed.barrier()
+    return saves
+
+
+def plain_tables(rank: int, world_size: int, url: str, steps: int) -> dict[str, Any]:
+    """A replicated table with sparse gradients: tracked, its rows spread over the ranks."""
+    connect()
+    run = Run(rank)
+    with run.checkpointer(url) as checkpointer:
+        progress = checkpointer.resume_from_checkpoint()
+        begun = run.model.module.table.weight.detach().clone().numpy()
+        done = progress.step if progress else 0
+        infos = []
+        for number in range(done + 1, done + steps + 1):
+            run.step(number * 5, number)
+            infos.append(checkpointer.save_checkpoint(number).wait())
+    return {
+        "begun": begun, "ended": run.model.module.table.weight.detach().numpy(),
+        "kinds": [i.kind for i in infos], "rows": [i.rows for i in infos], "table_rows": infos[-1].table_rows,
+    }  # fmt: skip
