@@ -18,8 +18,8 @@ from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import (
     Manifest,
     Outcome,
-    RankManifest,
     Totals,
+    VoteFacts,
 )
 from incremental_ckpt.rank_writer import Attempt, Ballot, Content, RankWriter, ballot_of
 from incremental_ckpt.repository import Repository
@@ -167,7 +167,7 @@ class Persister:
 
     def _vote_of(self, attempt: Attempt, rank: int, key: str) -> Ballot:
         raw = bytes(self._repository.store.get(key))
-        vote = RankManifest.from_bytes(raw, key)
+        vote = VoteFacts.from_bytes(raw, key)
         if vote.vote != "ok":
             raise SaveError(
                 f"save of step {attempt.step} failed on rank {rank}: {vote.error}. Its rows go into the next save"

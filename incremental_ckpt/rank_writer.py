@@ -25,13 +25,13 @@ from incremental_ckpt.format.manifest import (
     Span,
     State,
     StateTensor,
+    VoteFacts,
 )
 from incremental_ckpt.format.pack import PackBuilder
 from incremental_ckpt.format.rowset import encode_rows
 from incremental_ckpt.format.sealed import digest_of
 from incremental_ckpt.model import WEIGHT, CheckpointRef, Field, Kind, Table
 from incremental_ckpt.repository import Repository
-from incremental_ckpt.sharing import SHARED
 from incremental_ckpt.snapshot import Part, StateCopy, StateTensorCopy
 from incremental_ckpt.storage.base import Buffer
 
@@ -98,13 +98,9 @@ class Ballot:
     bytes: int
 
 
-def ballot_of(vote: RankManifest, raw: bytes) -> Ballot:
-    shared = any(s.name == SHARED for s in vote.state) or any(s.replicated for s in vote.shards)
-    ref = RankRef(vote.key, len(raw), digest_of(raw), shared)
-    table_rows = sum(
-        s.shard.rows for s in vote.shards if s.shard.col_start == 0 and (vote.rank == 0 or not s.replicated)
-    )
-    return Ballot(ref, vote.rows, table_rows, len(raw) + sum(p.size for p in vote.packs))
+def ballot_of(vote: VoteFacts, raw: bytes) -> Ballot:
+    ref = RankRef(vote.key, len(raw), digest_of(raw), vote.shared)
+    return Ballot(ref, vote.rows, vote.table_rows, len(raw) + vote.pack_bytes)
 
 
 class RankWriter:
@@ -249,7 +245,7 @@ class RankWriter:
         raw = manifest.to_bytes()
         key = layout.rank_manifest_key(self._attempt.seq, self._attempt.attempt, self._rank)
         self._repository.store.put(key, [raw])
-        return ballot_of(manifest, raw)
+        return ballot_of(VoteFacts.from_bytes(raw, key), raw)
 
 
 def _bytes_of(records: np.ndarray) -> Buffer:

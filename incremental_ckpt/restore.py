@@ -18,13 +18,14 @@ import torch
 from incremental_ckpt.codecs import codec_named
 from incremental_ckpt.errors import CorruptionError, MismatchError
 from incremental_ckpt.format import layout
-from incremental_ckpt.format.manifest import Manifest, RankManifest, State
+from incremental_ckpt.format.manifest import Manifest, Place, RankManifest, State, Wanted
+from incremental_ckpt.format.rank_manifest import SHARED
 from incremental_ckpt.format.replay import Read
 from incremental_ckpt.format.tree import from_tree
 from incremental_ckpt.model import Field, Shard, Table
 from incremental_ckpt.repository import Link, Repository
-from incremental_ckpt.repository.read import TableChain, field_of, read_span
-from incremental_ckpt.sharing import SHARED, united
+from incremental_ckpt.repository.read import ChainShards, TableChain, field_of, read_span
+from incremental_ckpt.sharing import united
 
 
 @dataclass(frozen=True)
@@ -74,33 +75,49 @@ def find(
         CorruptionError: naming the object.
         NotFoundError: a rank manifest is missing.
     """
-    chosen = [_chosen(repository, link.tables, live, rank, world_size) for link in links]
+    found = [_chosen(repository, link.tables, live, rank, world_size) for link in links]
+    chosen = [manifests for manifests, _ in found]
     newest = links[-1].manifest
     same_ranks = len(newest.ranks) == world_size
-    if not same_ranks:
-        state = repository.rank_manifests(newest)
-    elif links[-1].tables is newest:
-        state = chosen[-1]
-    else:
-        state = _chosen(repository, newest, live, rank, world_size)
+    same_tables = links[-1].tables is newest
+    state, same_shards = found[-1] if same_tables else _chosen(repository, newest, live, rank, world_size)
     own = rank % len(newest.ranks)
     state = sorted(state, key=lambda r: (r.rank != own, r.rank))
-    for found in {id(r): r for ranks in (*chosen, state) for r in ranks}.values():
-        _check_packs(repository, found)
-    same_shards = same_ranks and _places(s.shard for s in state[0].shards) == _places(t.shard for t in live)
+    for each in {id(r): r for ranks in (*chosen, state) for r in ranks}.values():
+        _check_packs(repository, each)
     return Found(links, chosen, state, same_ranks, same_shards)
 
 
 def _chosen(
     repository: Repository, manifest: Manifest, live: Sequence[Table], rank: int, world_size: int
-) -> list[RankManifest]:
-    """The rank manifests of one checkpoint that hold this rank's shards."""
+) -> tuple[list[RankManifest], bool]:
+    """The rank manifests of one checkpoint that hold this rank's shards, and whether the rank held the same then."""
     refs = manifest.ranks
     if manifest.of is None and len(refs) == world_size:
         own = repository.rank_manifest(refs[rank])
         if _places(s.shard for s in own.shards) == _places(t.shard for t in live):
-            return [own, *(repository.rank_manifest(ref) for r, ref in enumerate(refs) if ref.shared and r != rank)]
-    return repository.rank_manifests(manifest)
+            others = (ref for r, ref in enumerate(refs) if ref.shared and r != rank)
+            return [own, *(repository.rank_manifest(ref, lambda place: place.replicated) for ref in others)], True
+    return repository.rank_manifests(manifest, _overlapping(live)), False
+
+
+def _overlapping(live: Sequence[Table]) -> Wanted:
+    """Shards with rows and columns of these tables; of tables that are not among them, or without rows here, all: those
+    are only compared."""
+    by_table: dict[str, list[Shard]] = {}
+    for table in live:
+        by_table.setdefault(table.shard.table, []).append(table.shard)
+
+    def wanted(place: Place) -> bool:
+        mine = by_table.get(place.table)
+        return mine is None or any(
+            not s.rows
+            or (place.row_start < s.row_start + s.rows and s.row_start < place.row_start + place.rows
+            and place.col_start < s.col_start + s.cols and s.col_start < place.col_start + place.cols)
+            for s in mine
+        )  # fmt: skip
+
+    return wanted
 
 
 def _places(shards: Iterable[Shard]) -> set[tuple[str, int, int, int, int]]:
@@ -302,11 +319,12 @@ def load_tables(
         target.put(read, chain.records(read, memoryview(buffers.memory)[:size])[read.positions])
         return size
 
+    shards = ChainShards(found.tables)
     with ThreadPoolExecutor(threads, "ickpt-read") as pool:
         jobs = []
         for table in tables:
             shard = table.shard
-            chain = TableChain(repository, found.tables, shard.table)
+            chain = TableChain(repository, shards, shard.table)
             stored = {field.name for part in found.shards().get(shard.table, ()) for field in part.fields}
             for field in shard.fields:
                 if field.name not in stored:

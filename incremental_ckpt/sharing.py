@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
+from incremental_ckpt.format.rank_manifest import SHARED
 from incremental_ckpt.model import Table
 from incremental_ckpt.snapshot import Rows
 
 MAX_WRITERS = 8
 """A resume of one rank reads the manifests of all ranks that hold shared state: few, however many ranks there are."""
-
-SHARED = "shared"
 
 
 def writers(world_size: int) -> int:

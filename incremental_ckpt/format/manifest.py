@@ -27,6 +27,7 @@ from incremental_ckpt.format.rank_manifest import (
     CODECS,
     Entry,
     Pack,
+    Place,
     RankManifest,
     RowSet,
     ShardEntries,
@@ -34,6 +35,8 @@ from incremental_ckpt.format.rank_manifest import (
     State,
     StateTensor,
     Vote,
+    VoteFacts,
+    Wanted,
 )
 from incremental_ckpt.format.sealed import FORMAT
 from incremental_ckpt.model import CheckpointInfo, CheckpointRef, Kind
@@ -48,6 +51,7 @@ __all__ = [
     "Manifest",
     "Outcome",
     "Pack",
+    "Place",
     "RankManifest",
     "RankRef",
     "RepoFile",
@@ -59,6 +63,8 @@ __all__ = [
     "StateTensor",
     "Totals",
     "Vote",
+    "VoteFacts",
+    "Wanted",
     "ancestors",
     "owner",
 ]

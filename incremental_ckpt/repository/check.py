@@ -14,7 +14,7 @@ from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest, Span
 from incremental_ckpt.format.pack import checksum, read_header
 from incremental_ckpt.model import Field
-from incremental_ckpt.repository.read import TableChain, read_span
+from incremental_ckpt.repository.read import ChainShards, TableChain, read_span
 
 if TYPE_CHECKING:
     from incremental_ckpt.repository.core import Link, Listing, Repository
@@ -195,8 +195,9 @@ class _Check:
         newest = links[-1].manifest.seq
         problems = []
         shards = {(s.shard.table, s.shard.col_start): s.shard for rank in ranks[-1] for s in rank.shards}
+        found = ChainShards(ranks)
         for shard in shards.values():
-            chain = TableChain(self._repository, ranks, shard.table)
+            chain = TableChain(self._repository, found, shard.table)
             cols = range(shard.col_start, shard.col_start + shard.cols)
             for field in shard.fields:
                 try:

@@ -23,6 +23,7 @@ from incremental_ckpt.format.manifest import (
     RankRef,
     RepoFile,
     Resume,
+    Wanted,
     ancestors,
 )
 from incremental_ckpt.format.sealed import digest_of
@@ -275,11 +276,12 @@ class Repository:
             return None
         return found if found.of == manifest.digest else None
 
-    def rank_manifests(self, manifest: Manifest) -> list[RankManifest]:
+    def rank_manifests(self, manifest: Manifest, wanted: Wanted | None = None) -> list[RankManifest]:
         """The rank manifests that a manifest names, verified. Order of ranks."""
-        return [self.rank_manifest(ref) for ref in manifest.ranks]
+        return [self.rank_manifest(ref, wanted) for ref in manifest.ranks]
 
-    def rank_manifest(self, ref: RankRef) -> RankManifest:
+    def rank_manifest(self, ref: RankRef, wanted: Wanted | None = None) -> RankManifest:
+        """Args: wanted: which of its shards; None: all."""
         raw = self.store.get(ref.key)
         if len(raw) != ref.size:
             raise CorruptionError(
@@ -287,7 +289,10 @@ class Repository:
                 "or resume an ancestor",
                 key=ref.key, expected=f"{ref.size} bytes", found=f"{len(raw)} bytes",
             )  # fmt: skip
-        found = RankManifest.from_bytes(raw, ref.key)
+        if wanted is None:
+            found = RankManifest.from_bytes(raw, ref.key)
+        else:
+            found = RankManifest.partly_from_bytes(raw, ref.key, wanted)
         digest = digest_of(raw)
         if digest != ref.digest:
             raise CorruptionError(

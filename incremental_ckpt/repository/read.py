@@ -42,26 +42,39 @@ def read_span(repository: Repository, ranks: RankManifest, span: Span, into: mem
     return raw
 
 
-class TableChain:
-    """One table's shards along a chain, with its row sets read once.
+class ChainShards:
+    """All shards along a chain, found by table: looking for each table through all of them would take tables times
+    shards.
 
     Args:
         ranks: per link the rank manifests that its tables are read from.
     """
 
-    def __init__(self, repository: Repository, ranks: Sequence[Sequence[RankManifest]], table: str) -> None:
+    def __init__(self, ranks: Sequence[Sequence[RankManifest]]) -> None:
+        self._links: list[dict[str, list[tuple[RankManifest, ShardEntries]]]] = []
+        for link in ranks:
+            by_table: dict[str, list[tuple[RankManifest, ShardEntries]]] = {}
+            for rank in link:
+                for shard in rank.shards:
+                    by_table.setdefault(shard.shard.table, []).append((rank, shard))
+            self._links.append(by_table)
+
+    def of(self, table: str) -> list[list[tuple[RankManifest, ShardEntries]]]:
+        """Per link the table's shards, each with its rank manifest."""
+        return [by_table.get(table, []) for by_table in self._links]
+
+
+class TableChain:
+    """One table's shards along a chain, with its row sets read once."""
+
+    def __init__(self, repository: Repository, shards: ChainShards, table: str) -> None:
         self._repository = repository
         self._owners: dict[int, RankManifest] = {}
         self._row_ids: dict[tuple[int, int], np.ndarray] = {}
         self.chain: list[list[ShardEntries]] = []
-        for link in ranks:
-            members = []
-            for rank in link:
-                for shard in rank.shards:
-                    if shard.shard.table == table:
-                        self._owners[id(shard)] = rank
-                        members.append(shard)
-            self.chain.append(members)
+        for link in shards.of(table):
+            self._owners |= {id(shard): rank for rank, shard in link}
+            self.chain.append([shard for _, shard in link])
 
     def plan(self, field: str, rows: range, cols: range) -> list[Read]:
         """The reads that give every wanted row once. Raises CorruptionError where some row is in no checkpoint of the
@@ -98,7 +111,7 @@ def field_of(shard: Shard, name: str) -> Field | None:
 
 def read_table(repository: Repository, links: Sequence[Link], name: str, rows: slice, field: str) -> np.ndarray:
     ranks = [repository.rank_manifests(link.tables) for link in links]
-    table = TableChain(repository, ranks, name)
+    table = TableChain(repository, ChainShards(ranks), name)
     newest = table.chain[-1]
     if not newest:
         names = sorted({s.shard.table for r in ranks[-1] for s in r.shards})

@@ -34,7 +34,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 FEATURES = {"a": ["x"], "b": ["y", "x"], "c": ["z"], "d": ["y"], "e": ["w"]}  # x feeds a and b, b has two features
 KEYS = ["x", "y", "z", "w"]
-IDS = {"x": 31, "y": 17, "z": 23, "w": 2}
+IDS = {"x": 31, "y": 17, "z": 23, "w": 7}
 BAGS = 3
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 DIM = 8
-ROWS = {"a": 50, "b": 31, "c": 23, "d": 17, "e": 2}
+ROWS = {"a": 50, "b": 31, "c": 23, "d": 17, "e": 7}
 
 ROWWISE, ADAGRAD = "EXACT_ROWWISE_ADAGRAD", "EXACT_ADAGRAD"
 

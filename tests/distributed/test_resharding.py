@@ -59,6 +59,15 @@ def test_a_delta_after_a_resharded_resume_is_replayed_over_the_old_shards(ranks:
         assert np.array_equal(repository.read_table(f"bags.embedding_bags.{table}"), saved[f"{table}.weight"])
 
 
+def test_a_rank_whose_shard_of_a_table_has_no_rows_resumes_with_the_others(ranks: Ranks, tmp_path: Path) -> None:
+    saved = ranks.run(2, "rank_lives.reshard", str(tmp_path), spread("rw"), ROWWISE, 2)[0].saved
+    lives = ranks.run(5, "rank_lives.reshard", str(tmp_path), spread("rw"), ROWWISE, 0)  # e has 7 rows: 2, 2, 2, 1, 0
+    for life in lives:
+        assert_equal(life.resumed, saved)
+    again = ranks.run(2, "rank_lives.reshard", str(tmp_path), spread("rw"), ROWWISE, 0)
+    assert_equal(again[0].resumed, saved)
+
+
 def test_row_wise_state_of_column_shards_is_put_back_by_a_rule_that_is_recorded(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(2, "rank_lives.reshard", str(tmp_path), {**spread("tw0"), "a": "cw01"}, ROWWISE, 3)
     repository = Repository(open_store(tmp_path))

@@ -35,7 +35,7 @@ def await_objects(group: Group, store: Path, manifests: int, objects: int) -> bo
         (2, {**spread("cw0011"), "c": "cw10"}, ROWWISE, ALL),  # two column shards of a table on one rank
         (2, spread("twrw"), ROWWISE, ALL),
         (2, {"a": "rw!dense", "b": "cw0011!dense", "c": "tw1!dense", "d": "dp", "e": "tw0"}, ADAGRAD, ALL),
-        (3, {"a": "rw", "b": "cw20", "c": "tw2", "d": "dp", "e": "rw"}, ROWWISE, ONE),  # e has 2 rows for 3 ranks
+        (3, {"a": "rw", "b": "cw20", "c": "tw2", "d": "dp", "e": "rw"}, ROWWISE, ONE),
         (4, {"a": "twrw", "b": "cw3201", "c": "dp", "d": "rw", "e": "tw3"}, ADAGRAD, ALL),
         (1, {"a": "rw", "b": "cw00", "c": "tw0", "d": "dp", "e": "dp"}, ROWWISE, ALL),
     ],

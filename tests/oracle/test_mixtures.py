@@ -12,7 +12,7 @@ import torch
 from small_runs import LAYOUTS, Run, assert_same
 
 from incremental_ckpt import Checkpointer, CheckpointInfo, Repository, SaveError, SaveHandle, Settings
-from incremental_ckpt.repository.read import TableChain
+from incremental_ckpt.repository.read import ChainShards, TableChain
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, fail, on
 
@@ -154,7 +154,7 @@ def test_a_consecutive_delta_carries_the_changed_rows_and_no_others(layout: str,
 
 def carried_rows(repository: Repository, seq: int, table: str) -> torch.Tensor:
     ranks = repository.rank_manifests(repository.manifest(seq))
-    chain = TableChain(repository, [ranks], table)
+    chain = TableChain(repository, ChainShards([ranks]), table)
     (shard,) = chain.chain[0]
     rows = [chain.row_ids(0, shard, index) for index in range(len(shard.rowsets))]
     return torch.from_numpy(np.unique(np.concatenate(rows)))
