@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from incremental_ckpt import checkpointer, planning, saving
+from incremental_ckpt import checkpointer, planning, saving, stall
 from incremental_ckpt.adapters.composite import CompositeAdapter
 from incremental_ckpt.snapshot import FlatState, HostArena
 from incremental_ckpt.tracker import Tracker
@@ -23,10 +23,10 @@ _PHASES: tuple[tuple[str, Any, str], ...] = (
     ("find the state", CompositeAdapter, "state"),
     ("random generators", checkpointer, "capture_rng"),
     ("plan", planning.Planner, "plan"),
-    ("flatten the state", saving, "flatten_state"),
+    ("flatten the state", stall, "flatten_state"),
     ("scan the marks", Tracker, "freeze"),
     ("reserve memory", HostArena, "reserve"),
-    ("gather the rows", saving, "RowCopies"),
+    ("gather the rows", stall, "RowCopies"),
     ("copy the state", FlatState, "copy"),
     ("hand over", saving.Background, "submit"),
 )

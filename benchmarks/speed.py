@@ -16,7 +16,7 @@ from timing import rounds_of
 
 from incremental_ckpt import SaveEvent, SaveHandle
 
-_BARE_WRITES = 3
+_BARE_WRITES = 3  # of a base each takes seconds
 
 
 def measure_speed(plan: Plan) -> list[Row]:
@@ -112,7 +112,7 @@ def _speed_row(beside: str, rounds: Sequence[tuple[float, float]], target: Targe
 
 def _write_speed_row(plan: Plan, what: str, events: Sequence[SaveEvent]) -> Row:
     """Bare writes of as many bytes with nothing beside them, at once after the windows."""
-    sample = events[-_BARE_WRITES:]
+    sample = events[-min(_BARE_WRITES, plan.repeats) :]
     bare = [bare_write_seconds(plan.folder / "bare-write", e.bytes) for e in sample]
     return ratio_row(
         "speed",

@@ -1,19 +1,18 @@
-"""A save on its way: the handle that the caller holds, the attempt and its marks, and the one background thread.
+"""A save on its way: the handle that the caller holds, and the attempt with what is known of it.
 
 It must not know how a save is planned or written.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.model import CheckpointInfo, Shard
-from incremental_ckpt.persist import Verdict, lower_priority
+from incremental_ckpt.persist import Verdict
 from incremental_ckpt.rank_writer import Attempt
 
 
@@ -92,6 +91,7 @@ class Flight:
 
     Attributes:
         chain_length: how many checkpoints a resume from it replays.
+        last: the job ends once it is durable.
         outcome: rank 0's word, once it is told.
         interrupt: set when rank 0 has told the outcome: this rank need not look for it any more.
         written: set when the background has let go of the snapshot.
@@ -103,34 +103,8 @@ class Flight:
     stall_seconds: float = 0.0
     late: Late = Late()
     chain_length: int = 1
+    last: bool = False
     outcome: Mapping[str, Any] | None = None
     verdict: Verdict | None = None
     interrupt: threading.Event = field(default_factory=threading.Event)
     written: threading.Event = field(default_factory=threading.Event)
-
-
-class Background:
-    """One thread at idle priority that carries out jobs in order."""
-
-    def __init__(self, *, idle: bool) -> None:
-        self._idle = idle
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def submit(self, job: Callable[[], None]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ickpt-persist", daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-
-    def _run(self) -> None:
-        if self._idle:
-            lower_priority()
-        while (job := self._jobs.get()) is not None:
-            job()
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None

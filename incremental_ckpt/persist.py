@@ -5,7 +5,6 @@ It must not know models, trackers or devices, and runs no collective: ranks meet
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -250,14 +249,3 @@ def _save_error(attempt: Attempt, cause: Exception) -> CheckpointError:
     )
     error.__cause__ = cause
     return error
-
-
-def lower_priority() -> None:
-    """Make the calling thread run only where the system is idle (Linux SCHED_IDLE), so that training keeps its
-    cores."""
-    if not hasattr(os, "SCHED_IDLE"):
-        return
-    try:
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-    except OSError:
-        pass  # not permitted in some sandboxes: the thread then runs at normal priority

@@ -6,14 +6,10 @@ It must not know when saves are due, nor which number and parent they get.
 
 from __future__ import annotations
 
-import logging
-import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-import torch
 
 from incremental_ckpt.agreement import (
     Report,
@@ -24,35 +20,21 @@ from incremental_ckpt.agreement import (
     written_error,
     written_plan,
 )
+from incremental_ckpt.background import Background, Worker
 from incremental_ckpt.codecs import Codec
 from incremental_ckpt.coordinator import Coordinator
 from incremental_ckpt.errors import CheckpointError, SaveError
-from incremental_ckpt.events import Event, FailureEvent, SaveEvent
-from incremental_ckpt.flight import Background, Flight, Late, SaveHandle
-from incremental_ckpt.model import ModelAdapter, Shard, Table
-from incremental_ckpt.persist import Persister, Verdict
+from incremental_ckpt.events import Event
+from incremental_ckpt.flight import Flight, Late, SaveHandle
+from incremental_ckpt.model import ModelAdapter, Shard
+from incremental_ckpt.persist import Persister
 from incremental_ckpt.planning import Facts, Planner, as_base
 from incremental_ckpt.policy import ChainLimit, KindPolicy
 from incremental_ckpt.rank_writer import Attempt, Content
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.settings import Settings
-from incremental_ckpt.sharing import own_part, own_rows
-from incremental_ckpt.snapshot import (
-    FlatState,
-    HostArena,
-    Part,
-    RowCopies,
-    Rows,
-    StateCopy,
-    copied_bytes,
-    flatten_state,
-)
-from incremental_ckpt.stream import RowStream
+from incremental_ckpt.stall import Prepared, Snapshots
 from incremental_ckpt.tracker import Tracker
-
-log = logging.getLogger("incremental_ckpt")
-
-_NONE = range(0)
 
 
 @dataclass(frozen=True)
@@ -68,16 +50,6 @@ class Call:
     go: Literal["save", "defer", "skip", "not due"] = "save"
     next_meeting: int | None = None
     last: bool = False
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    tables: Sequence[Table]
-    state: FlatState
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        return tuple(t.shard for t in self.tables)
 
 
 class Saver:
@@ -101,7 +73,6 @@ class Saver:
         job: str,
         environment: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
-        background: Background | None = None,
         after_commit: Callable[[int], Event | None] | None = None,
     ) -> None:
         limit = ChainLimit(settings.chain_length, settings.chain_bytes)
@@ -115,15 +86,14 @@ class Saver:
         self._settings = settings
         self._clock = clock
         self._rank, self._world_size = coordinator.rank, coordinator.world_size
-        self._persister = Persister(
-            repository, codecs, settings, rank=self._rank, world_size=self._world_size, clock=clock
-        )
-        self._after_commit = after_commit
-        self._background = background or Background(idle=settings.idle_priority)
-        self._arena = HostArena(pinned=torch.cuda.is_available())
+        self._background = Background(
+            Persister(repository, codecs, settings, rank=self._rank, world_size=self._world_size, clock=clock),
+            Worker(low_priority=settings.low_priority),
+            rank=self._rank, clock=clock, after_commit=after_commit,
+        )  # fmt: skip
+        self._snapshots = Snapshots(adapter, tracker, settings, rank=self._rank, world_size=self._world_size)
         self._flight: Flight | None = None
         self._told: Report | None = None
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._parent_shards: tuple[Shard, ...] = ()
 
     def restart(self) -> None:
@@ -149,10 +119,7 @@ class Saver:
 
     def events(self) -> list[Event]:
         """What has happened since the last call."""
-        happened = []
-        while not self._events.empty():
-            happened.append(self._events.get())
-        return happened
+        return self._background.events()
 
     def raise_failure(self) -> None:
         """Raise the failure of the last save, once, if nobody has been told of it."""
@@ -208,7 +175,7 @@ class Saver:
         begun = self._clock()
         report: Report = {"what": "save", "step": facts.step, "error": None, "changed": False}
         report["preempted"] = preempted
-        prepared: _Prepared | None = None
+        prepared: Prepared | None = None
         attempt: Attempt | None = None
         failure: Exception | None = None
         if self._rank == 0:
@@ -218,7 +185,7 @@ class Saver:
         try:
             self._settle_late()
             if call.go == "save" or self._rank != 0:
-                prepared = self._prepare(extra_state)
+                prepared = self._snapshots.prepare(extra_state)
                 report["changed"] = prepared.shards != self._shards_of_parent()
             if self._rank == 0 and call.go == "save" and self.planner.lost is None and not self._failed(report):
                 attempt = self.planner.plan(facts, kind)
@@ -244,17 +211,10 @@ class Saver:
         if any(r["changed"] for r in reports):
             attempt = as_base(attempt)  # a delta cannot bring fields that its parent's rows do not have
         assert prepared is not None
-        content = self._freeze_and_copy(attempt, prepared)
-        flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards, late=late)
+        content = self._snapshots.take(prepared, base=attempt.kind == "base")
+        flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards, late=late, last=self.call.last)
         flight.chain_length = 1 if attempt.parent is None else reports[0]["plan"]["chain_length"]
         return self._hand_over(flight, content, begun)
-
-    def _prepare(self, extra_state: Callable[[], Mapping[str, Any]]) -> _Prepared:
-        tables = self._adapter.tables()
-        state = dict(self._adapter.state())
-        replicated = frozenset(state.pop("replicated", ()))
-        part = own_part(state, replicated, self._rank, self._world_size)
-        return _Prepared(tables, flatten_state({**part, **extra_state()}))
 
     def _shards_of_parent(self) -> tuple[Shard, ...]:
         """Those of the base that the next delta builds on. If the one in flight has failed, the next save is a base."""
@@ -264,8 +224,7 @@ class Saver:
     def _hand_over(self, flight: Flight, content: Content, begun: float) -> SaveHandle:
         self._flight = flight
         flight.stall_seconds = self._clock() - begun
-        handed_over = self._clock()
-        self._background.submit(lambda: self._carry_out(flight, content, handed_over))
+        self._background.submit(flight, content)
         return flight.handle
 
     @staticmethod
@@ -365,106 +324,6 @@ class Saver:
             f"settled without it; does {self._repository.store.url} answer?"
         )
 
-    def _freeze_and_copy(self, attempt: Attempt, prepared: _Prepared) -> Content:
-        base = attempt.kind == "base"
-        tables = prepared.tables
-        frozen = self._tracker.freeze(everything=base)
-        try:
-            rows = [own_rows(t, r, self._rank, self._world_size) for t, r in zip(tables, frozen, strict=True)]
-            streamed = self._streamed(tables, rows, base=base)
-            copied = [_NONE if s else r for r, s in zip(rows, streamed, strict=True)]
-            self._arena.reserve(prepared.state.arena_bytes + copied_bytes(tables, copied))
-            copies = RowCopies(tables, copied, self._arena)
-            stream: RowStream | None = None
-            if any(streamed):
-                stream = RowStream(
-                    tables, [r if s else _NONE for r, s in zip(rows, streamed, strict=True)],
-                    pack_bytes=self._settings.pack_bytes, entry_bytes=self._settings.entry_bytes,
-                    limit=self._settings.preimage_bytes,
-                )  # fmt: skip
-                self._tracker.tell_first_touches(stream, self._tracker.frozen_interval(everything=base))
-            state = prepared.state.copy(self._arena)
-        except BaseException as cause:
-            self._tracker.tell_first_touches(None)
-            if self._world_size > 1 and isinstance(cause, Exception):
-                # The others are on their way: this rank's vote tells them, and the marks are given back by the outcome.
-                return Content(prepared.tables, (), _Failing(cause), lambda: None)
-            self._tracker.give_back()
-            raise
-        return self._content(tables, state, copies, stream)
-
-    def _streamed(self, tables: Sequence[Table], rows: Sequence[Rows], *, base: bool) -> list[bool]:
-        """Which tables are streamed: those whose updates are announced, if the stall should not copy them."""
-        settings = self._settings
-        large = base or copied_bytes(tables, rows) > settings.snapshot_bytes
-        return [large and settings.stream and t.tracked for t in tables]
-
-    def _content(
-        self, tables: Sequence[Table], state: Sequence[StateCopy], copies: RowCopies, stream: RowStream | None
-    ) -> Content:
-        settings = self._settings
-
-        def packfuls() -> Iterator[tuple[list[Part], bool]]:
-            for packful in copies.packfuls(settings.pack_bytes, settings.entry_bytes):
-                yield packful, False
-            if stream is not None:
-                yield from stream.packfuls()
-
-        def end() -> None:
-            if stream is not None:
-                stream.end()
-
-        return Content(tables, state, packfuls(), end)
-
-    def _carry_out(self, flight: Flight, content: Content, handed_over: float) -> None:
-        attempt = flight.attempt
-        try:
-            verdict = self._persister.persist(attempt, content, flight.interrupt)
-        except BaseException as cause:  # also what no save should raise: nobody may wait for this save for ever
-            failure = SaveError(f"save of step {attempt.step} (seq {attempt.seq}) broke off: {cause!r}")
-            failure.__cause__ = cause
-            verdict = Verdict(None, failure, None, False)
-        flight.verdict = verdict
-        if verdict.committed is not None:
-            event = self._event(flight, verdict, self._clock() - handed_over)
-            if self._rank == 0:
-                log.info(
-                    "saved step %d as seq %d: %s, %d of %d rows (%.2f %%), %.1f MB, stall %.1f ms, durable after "
-                    "%.2f s, chain of %d%s",
-                    event.step, event.seq, event.kind, event.rows, event.table_rows, 100 * event.share,
-                    event.bytes / 1e6, 1e3 * event.stall_seconds, event.persist_seconds, event.chain_length,
-                    f" ({flight.late})" if str(flight.late) else "",
-                )  # fmt: skip
-            self._events.put(event)
-            flight.handle._finish(verdict.committed.info(), None)
-        elif verdict.error is not None:
-            log.error("save of step %d (seq %d) failed: %s", attempt.step, attempt.seq, verdict.error)
-            self._events.put(FailureEvent(attempt.step, attempt.seq, verdict.error))
-            flight.handle._finish(None, verdict.error)
-        flight.written.set()
-        may_go_on = self._rank == 0 and verdict.committed is not None and not self.call.last
-        if self._after_commit is not None and may_go_on:
-            self._after_the_commit(attempt.step)
-
-    def _after_the_commit(self, step: int) -> None:
-        assert self._after_commit is not None
-        try:
-            event = self._after_commit(step)
-        except Exception:  # it is no part of the save, and the next one needs this thread
-            log.exception("what was to happen after the save of step %d has failed", step)
-            return
-        if event is not None:
-            self._events.put(event)
-
-    def _event(self, flight: Flight, verdict: Verdict, persist_seconds: float) -> SaveEvent:
-        assert verdict.committed is not None
-        info = verdict.committed.info()
-        return SaveEvent(
-            info.seq, info.step, info.epoch, info.kind, info.rows, info.table_rows, info.bytes,
-            flight.stall_seconds, persist_seconds, flight.chain_length,
-            flight.late.deferred_steps, flight.late.waited_seconds, flight.late.skipped,
-        )  # fmt: skip
-
     def close(self, timeout: float) -> None:
         """Drain and stop.
 
@@ -480,15 +339,5 @@ class Saver:
                 self._tracker.mark_all(index)
             raise
         self._background.stop()
-        self._arena.release()
+        self._snapshots.release()
         self.raise_failure()
-
-
-class _Failing:
-    """Packfuls of a rank that could not copy its rows."""
-
-    def __init__(self, cause: Exception) -> None:
-        self._cause = cause
-
-    def __iter__(self) -> Iterator[tuple[list[Part], bool]]:
-        raise self._cause

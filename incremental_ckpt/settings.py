@@ -30,7 +30,7 @@ class Settings:
         chain_length: a chain has at most so many checkpoints, the base included: the next one is a base; None: no
             limit.
         chain_bytes: likewise, what a resume may have to read, foretold by the size of the last delta; None: no limit.
-        idle_priority: run background threads at idle priority where the system has it.
+        low_priority: the background is the last in line for a core, but does get its turn (Linux: nice 19).
     """
 
     pack_bytes: int = 32 * MIB
@@ -44,7 +44,7 @@ class Settings:
     grace_seconds: float = 30.0
     chain_length: int | None = 100
     chain_bytes: int | None = None
-    idle_priority: bool = True
+    low_priority: bool = True
 
     def __post_init__(self) -> None:
         for name in ("pack_bytes", "entry_bytes", "snapshot_bytes", "preimage_bytes", "read_threads"):

@@ -16,7 +16,7 @@ from incremental_ckpt import Checkpointer, CheckpointError, SaveHandle, Settings
 from incremental_ckpt.storage import MemoryStore, Store
 from incremental_ckpt.testing import Crash, CrashStore
 
-TINY = Settings(pack_bytes=2500, entry_bytes=1024, preimage_bytes=2000, idle_priority=False, read_threads=1)
+TINY = Settings(pack_bytes=2500, entry_bytes=1024, preimage_bytes=2000, low_priority=False, read_threads=1)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from incremental_ckpt.testing import CrashStore
 
 MIXED = {1: "consecutive", 2: "one-shot", 3: "consecutive", 4: "full", 5: "consecutive"}
 STREAMED = Settings(
-    pack_bytes=2500, entry_bytes=1024, snapshot_bytes=1, preimage_bytes=900, idle_priority=False, read_threads=1
+    pack_bytes=2500, entry_bytes=1024, snapshot_bytes=1, preimage_bytes=900, low_priority=False, read_threads=1
 )
 SCRIPTS = {
     "adagrad, every save waited for": Script("adagrad", 6, MIXED, frozenset(MIXED)),
@@ -71,7 +71,7 @@ def test_a_death_at_any_write_leaves_a_right_state_and_the_run_goes_on(name: str
 
 
 def test_a_death_at_any_write_to_a_folder_leaves_a_right_state(tmp_path: Path) -> None:
-    script = Script("adagrad", 3, {1: "full", 2: "consecutive"}, frozenset({1}), Settings(idle_priority=False))
+    script = Script("adagrad", 3, {1: "full", 2: "consecutive"}, frozenset({1}), Settings(low_priority=False))
     folders = iter(range(1000))
     deaths = die_everywhere(script, truth("adagrad", 3), lambda: LocalStore(tmp_path / str(next(folders))))
     assert deaths >= 10

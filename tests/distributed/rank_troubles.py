@@ -51,8 +51,8 @@ class Run:
         self.optimizer.step()
 
     def checkpointer(self, store: Any, timeout: float = 30, **options: Any) -> Checkpointer:
-        # On a loaded machine a thread of idle priority may get no turn for longer than these short limits.
-        settings = Settings(vote_timeout=timeout, drain_timeout=20, idle_priority=False)
+        # On a loaded machine a thread of low priority may wait for its turn longer than these short limits.
+        settings = Settings(vote_timeout=timeout, drain_timeout=20, low_priority=False)
         return Checkpointer(
             self.model, store, optimizer=self.optimizer, settings=settings, kind="consecutive", **options
         )

@@ -18,10 +18,10 @@ from incremental_ckpt.testing import FaultStore, fail, on
 
 KINDS = ("full", "one-shot", "consecutive", "intermittent")
 PATTERNS = ("data/*-0000.safetensors", "data/*.safetensors", "data/*/rank-00000.json", "manifests/*")
-ROOMY = Settings(idle_priority=False)
-TINY = Settings(pack_bytes=900, entry_bytes=256, preimage_bytes=1500, idle_priority=False)
-STREAMED = Settings(pack_bytes=900, entry_bytes=256, preimage_bytes=1 << 20, snapshot_bytes=1, idle_priority=False)
-COPIED = Settings(stream=False, idle_priority=False)
+ROOMY = Settings(low_priority=False)
+TINY = Settings(pack_bytes=900, entry_bytes=256, preimage_bytes=1500, low_priority=False)
+STREAMED = Settings(pack_bytes=900, entry_bytes=256, preimage_bytes=1 << 20, snapshot_bytes=1, low_priority=False)
+COPIED = Settings(stream=False, low_priority=False)
 
 
 @dataclass

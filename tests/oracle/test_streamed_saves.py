@@ -15,7 +15,7 @@ from incremental_ckpt.format.manifest import RankManifest
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore
 
-TINY = {"pack_bytes": 600, "entry_bytes": 128, "idle_priority": False}
+TINY = {"pack_bytes": 600, "entry_bytes": 128, "low_priority": False}
 
 
 def resumed(layout: str, name: str, seed: int = 7, **arguments: Any) -> Run:

@@ -145,7 +145,7 @@ def live(
     log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with Checkpointer(
         model, store, optimizer=optimizer, state={"reader": reader}, when=EverySteps(2), kind="consecutive",
-        busy="wait", settings=Settings(idle_priority=False),
+        busy="wait", settings=Settings(low_priority=False),
     ) as checkpointer:  # fmt: skip
         progress = checkpointer.resume_from_checkpoint()
         step, epoch = (progress.step, progress.epoch or 0) if progress else (0, 0)

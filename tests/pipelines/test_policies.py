@@ -26,7 +26,7 @@ from incremental_ckpt.testing import Crash, CrashStore, FaultStore, Op, Perform,
 from incremental_ckpt.testing.stores import WRITES
 
 STEPS, EPOCH, STEP_SECONDS = 90, 7, 0.1
-SETTINGS = Settings(pack_bytes=4000, entry_bytes=256, preimage_bytes=1500, chain_length=6, idle_priority=False)
+SETTINGS = Settings(pack_bytes=4000, entry_bytes=256, preimage_bytes=1500, chain_length=6, low_priority=False)
 PATTERNS = ("data/*-0000.safetensors", "data/*/rank-00000.json", "manifests/*")
 
 POLICIES: dict[str, When | list[When]] = {

@@ -157,7 +157,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         life = Life(pipeline, seed=number and 10 + number)  # later lives begin with other weights
         with Checkpointer(
             life.model, MemoryStore(store_name), optimizer=life.optimizer, state={"reader": life.reader},
-            when=EverySteps(every), kind=kind, busy="wait", settings=Settings(idle_priority=False),
+            when=EverySteps(every), kind=kind, busy="wait", settings=Settings(low_priority=False),
         ) as checkpointer:  # fmt: skip
             progress = checkpointer.resume_from_checkpoint()
             done = progress.step if progress else 0

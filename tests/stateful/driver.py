@@ -437,10 +437,10 @@ class World:
             self.expect(report.ok, "READ", f"an undamaged store has problems: {report.problems}")
 
 
-class _Background:
-    """In the place of flight.Background: each job that it is given is an actor."""
+class _Worker:
+    """In the place of background.Worker: each job that it is given is an actor."""
 
-    def __init__(self, *, idle: bool) -> None:
+    def __init__(self, *, low_priority: bool) -> None:
         self._rank = current_rank()
 
     def submit(self, work: Callable[[], None]) -> None:
@@ -503,7 +503,7 @@ def real_code_under_the_scheduler() -> Iterator[None]:
         patch.setattr(saving, "Flight", own_events)
         patch.setattr(saving, "Persister", partial(saving.Persister, sleep=lambda seconds: _worlds[-1].sleep(seconds)))
         patch.setattr(stream, "threading", SimpleNamespace(Condition=TurnCondition))
-        patch.setattr(saving, "Background", _Background)
+        patch.setattr(saving, "Worker", _Worker)
         patch.setattr(restore, "ThreadPoolExecutor", Inline)
         patch.setattr(stream.RowStream, "_copy_chunk", copy_chunk_and_pause)
         patch.setattr(checkpointer, "coordinator", lambda timeout: current_rank().meeting)

@@ -62,7 +62,7 @@ class Mix:
                 stream=rng.random() < 0.8,
                 read_threads=1,
                 vote_timeout=rng.choice((0.03, 0.3)),
-                idle_priority=False,
+                low_priority=False,
             ),
         )
         if focus == 0:

@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, pack: int, snapshot: int, old_values: int, streamed: bool) -> None:
         self.sizes = Settings(
             pack_bytes=pack, entry_bytes=16, snapshot_bytes=snapshot, preimage_bytes=old_values, stream=streamed,
-            read_threads=2, idle_priority=False,
+            read_threads=2, low_priority=False,
         )  # fmt: skip
         self.memory = MemoryStore()
         self.faults = Faults()

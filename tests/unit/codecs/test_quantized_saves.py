@@ -25,8 +25,8 @@ from incremental_ckpt.storage import MemoryStore
 
 ROWS, DIM = 80, 16
 ODD = {3: np.nan, 17: np.inf, 40: -np.inf, 79: np.nan}
-QUICK = Settings(idle_priority=False)
-TINY = Settings(pack_bytes=900, entry_bytes=256, idle_priority=False)
+QUICK = Settings(low_priority=False)
+TINY = Settings(pack_bytes=900, entry_bytes=256, low_priority=False)
 
 
 class Bag:

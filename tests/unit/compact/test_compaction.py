@@ -22,7 +22,7 @@ from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, Op, Perform, TracingStore, damage, fail, on
 
 MIB = 1 << 20
-TINY = Settings(pack_bytes=2500, entry_bytes=1024, idle_priority=False)
+TINY = Settings(pack_bytes=2500, entry_bytes=1024, low_priority=False)
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ from incremental_ckpt import (
     SkipEvent,
     StorageError,
 )
-from incremental_ckpt import saving as saving_module
+from incremental_ckpt import stall
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, LateWrites, Stall, fail, on
 
 TIMEOUT = 60.0
-TINY = Settings(pack_bytes=900, entry_bytes=256, idle_priority=False)
+TINY = Settings(pack_bytes=900, entry_bytes=256, low_priority=False)
 
 
 def no_pack() -> Any:
@@ -180,7 +180,7 @@ class TestFailures:
             c.save_checkpoint(1).wait()
             run.train()
             with monkeypatch.context() as patch:
-                patch.setattr(saving_module, "RowCopies", _no_memory)
+                patch.setattr(stall, "RowCopies", _no_memory)
                 with pytest.raises(MemoryError):
                     c.save_checkpoint(2)
             assert c.save_checkpoint(3).wait().kind == "delta"
@@ -386,14 +386,14 @@ class TestClose:
         assert steps_in(store_name) == []
 
     def test_memory_stays_flat_over_50_saves(self, run: Run, store: FaultStore) -> None:
-        with checkpointer(run, store, settings=Settings(stream=False, idle_priority=False)) as c:
+        with checkpointer(run, store, settings=Settings(stream=False, low_priority=False)) as c:
             places, sizes, threads = set(), set(), set()
             for step in range(50):
                 run.train()
                 c.save_checkpoint(step, kind="full" if step % 3 == 0 else "consecutive").wait()
                 if step > 2:
-                    places.add(c._saver._arena._memory.data_ptr())
-                    sizes.add(c._saver._arena.nbytes)
+                    places.add(c._saver._snapshots._arena._memory.data_ptr())
+                    sizes.add(c._saver._snapshots._arena.nbytes)
                     threads.add(threading.active_count())
             assert len(places) == len(sizes) == len(threads) == 1
 

@@ -35,7 +35,7 @@ from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, damage, on
 
 FORMATS = ["torch", "safetensors", "dcp"]
-SETTINGS = Settings(idle_priority=False)
+SETTINGS = Settings(low_priority=False)
 ALONE = "ignore:.*assuming the intent is to load in a single process.*:UserWarning"
 
 

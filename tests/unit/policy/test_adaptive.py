@@ -200,7 +200,7 @@ class TestCheckpointer:
         run, events = Run(), list[Any]()
         with Checkpointer(
             run.model, FaultStore(MemoryStore(store_name), take_time), **run.arguments, when=Adaptive(0.5),
-            on_event=events.append, settings=Settings(idle_priority=False), clock=lambda: now,
+            on_event=events.append, settings=Settings(low_priority=False), clock=lambda: now,
         ) as checkpointer:  # fmt: skip
             progress = checkpointer.resume_from_checkpoint()
             done = progress.step if progress else 0

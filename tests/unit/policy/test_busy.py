@@ -26,7 +26,7 @@ def train(store_name: str, busy: Any, release_after: int) -> list[Any]:
     stall = store.inject(Stall(on("put", "data/00000001*", at=1)))
     with Checkpointer(
         run.model, store, **run.arguments, when=EverySteps(2), busy=busy, on_event=events.append,
-        settings=Settings(idle_priority=False),
+        settings=Settings(low_priority=False),
     ) as checkpointer:  # fmt: skip
         for step in range(1, 11):
             run.train()
@@ -62,7 +62,7 @@ def test_a_wait_is_told_in_seconds(store_name: str) -> None:
     stall = store.inject(Stall(on("put", "data/00000001*", at=1)))
     with Checkpointer(
         run.model, store, **run.arguments, when=EverySteps(1), busy="wait", on_event=events.append,
-        settings=Settings(idle_priority=False),
+        settings=Settings(low_priority=False),
     ) as checkpointer:  # fmt: skip
         checkpointer.step(1)
         assert stall.reached.wait(60)

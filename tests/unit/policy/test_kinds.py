@@ -48,7 +48,7 @@ def written_bytes(kind: Any, store_name: str) -> tuple[int, list[str]]:
     model = torch.nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     events: list[Any] = []
-    settings = Settings(idle_priority=False)
+    settings = Settings(low_priority=False)
     with Checkpointer(
         model, MemoryStore(store_name), optimizer=optimizer, when=EverySteps(1), kind=kind, busy="wait",
         on_event=events.append, settings=settings,
@@ -106,25 +106,25 @@ class TestChainLimits:
         return [e for e in events if isinstance(e, SaveEvent)]
 
     def test_a_consecutive_chain_has_at_most_so_many_checkpoints(self, store_name: str) -> None:
-        saves = self.saves(store_name, Settings(chain_length=3, idle_priority=False), 8)
+        saves = self.saves(store_name, Settings(chain_length=3, low_priority=False), 8)
         assert [e.chain_length for e in saves] == [1, 2, 3, 1, 2, 3, 1, 2]
 
     def test_a_resume_counts_on(self, store_name: str) -> None:
-        settings = Settings(chain_length=3, idle_priority=False)
+        settings = Settings(chain_length=3, low_priority=False)
         self.saves(store_name, settings, 2)
         assert [e.chain_length for e in self.saves(store_name, settings, 3)] == [3, 1, 2]
 
     def test_a_resume_never_has_to_read_more_than_allowed(self, store_name: str) -> None:
-        base, delta = (e.bytes for e in self.saves(store_name + "x", Settings(idle_priority=False), 2))
+        base, delta = (e.bytes for e in self.saves(store_name + "x", Settings(low_priority=False), 2))
         allowed = base + 2 * delta + delta // 2
-        saves = self.saves(store_name, Settings(chain_bytes=allowed, idle_priority=False), 9)
+        saves = self.saves(store_name, Settings(chain_bytes=allowed, low_priority=False), 9)
         assert max(e.chain_length for e in saves) == 3
         repository = Repository(MemoryStore(store_name))
         for info in repository.checkpoints():
             assert sum(c.bytes for c in repository.chain(info.seq)) <= allowed
 
     def test_deltas_that_resumes_hang_on_one_another_are_limited_as_well(self, store_name: str) -> None:
-        settings = Settings(chain_length=3, idle_priority=False)
+        settings = Settings(chain_length=3, low_priority=False)
         lengths = [self.saves(store_name, settings, 1, "one-shot")[0].chain_length for _ in range(5)]
         assert lengths == [1, 2, 3, 1, 2]
 
@@ -142,7 +142,7 @@ def test_the_predictor_looks_at_deltas_of_the_same_parent_only(store_name: str) 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     kinds = []
     with Checkpointer(
-        model, MemoryStore(store_name), optimizer=optimizer, settings=Settings(idle_priority=False)
+        model, MemoryStore(store_name), optimizer=optimizer, settings=Settings(low_priority=False)
     ) as checkpointer:
         for step in range(8):
             optimizer.zero_grad()

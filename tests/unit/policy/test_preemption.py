@@ -43,7 +43,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.store = FaultStore(LocalStore(str(path)))
         self.at = at
-        settings = Settings(grace_seconds=arguments.pop("grace", GRACE), idle_priority=False)
+        settings = Settings(grace_seconds=arguments.pop("grace", GRACE), low_priority=False)
         self.checkpointer = Checkpointer(
             self.model, self.store, optimizer=self.optimizer, settings=settings, **arguments
         )  # fmt: skip

@@ -13,7 +13,7 @@ from incremental_ckpt.events import PruneEvent, SaveEvent
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, Stall, fail, on
 
-SETTINGS = Settings(idle_priority=False)
+SETTINGS = Settings(low_priority=False)
 
 
 def train(store_name: str, keep: Any, steps: int, *injectors: Any, kind: Any = "one-shot") -> tuple[Run, list[Any]]:
