@@ -24,7 +24,7 @@ from incremental_ckpt import (
     SkipEvent,
     StorageError,
 )
-from incremental_ckpt import stall
+from incremental_ckpt import stall as stall_module
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, LateWrites, Stall, fail, on
 
@@ -180,7 +180,7 @@ class TestFailures:
             c.save_checkpoint(1).wait()
             run.train()
             with monkeypatch.context() as patch:
-                patch.setattr(stall, "RowCopies", _no_memory)
+                patch.setattr(stall_module, "RowCopies", _no_memory)
                 with pytest.raises(MemoryError):
                     c.save_checkpoint(2)
             assert c.save_checkpoint(3).wait().kind == "delta"
