@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -143,11 +144,5 @@ def _lower_priority() -> None:
 
     Not SCHED_IDLE: where the training's threads spin on every core, that is no turn at all (ADR 6).
     """
-    if not hasattr(os, "SCHED_BATCH"):
-        return
-    thread = threading.get_native_id()
-    try:
-        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-        os.setpriority(os.PRIO_PROCESS, thread, _LOWEST)
-    except OSError:
-        pass  # not permitted in some sandboxes: the thread then runs at normal priority
+    if sys.platform == "linux":  # elsewhere it would be the process's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)

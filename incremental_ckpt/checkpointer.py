@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import atexit
 import logging
-import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self, TypeVar, cast, get_args
 
 import torch
 
+from incremental_ckpt import arguments
 from incremental_ckpt.adapters import adapt
 from incremental_ckpt.agreement import (
     Report,
@@ -48,6 +50,19 @@ from incremental_ckpt.tracker import Tracker
 from incremental_ckpt.version import __version__
 
 log = logging.getLogger("incremental_ckpt")
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _one_at_a_time(method: _Method) -> _Method:
+    """Calls from several threads come one after another."""
+
+    @wraps(method)
+    def locked(self: Checkpointer, *arguments: Any, **named: Any) -> Any:
+        with self._lock:
+            return method(self, *arguments, **named)
+
+    return cast("_Method", locked)
 
 
 class Checkpointer:
@@ -93,11 +108,11 @@ class Checkpointer:
         settings: Settings = Settings(),  # noqa: B008
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kind = _one_of("kind", kind, get_args(KindPolicy))
-        _one_of("busy", busy, get_args(BusyPolicy))
-        policies = _each("when", when, "due", "EverySteps(1000)")
-        _each("keep", () if keep is None else keep, "kept", "KeepLast(3)")
-        self._user_state = _checked_state(state or {})
+        self._kind = arguments.one_of("kind", kind, get_args(KindPolicy))
+        arguments.one_of("busy", busy, get_args(BusyPolicy))
+        policies = arguments.policies("when", when, "due", "EverySteps(1000)")
+        kept = arguments.policies("keep", () if keep is None else keep, "kept", "KeepLast(3)")
+        self._user_state = arguments.state_objects({} if state is None else state)
         self._on_event = on_event
         self._settings = settings
         self._clock = clock
@@ -112,7 +127,8 @@ class Checkpointer:
         self._environment = describe(self._ranks.world_size)
         self._saver = Saver(
             self._repository, self._adapter, self._tracker, self._ranks, codecs, settings,
-            job=job, environment=self._environment, clock=clock, after_commit=self._retention(keep),
+            job=job, environment=self._environment, clock=clock,
+            after_commit=Retention(self._repository, kept).run if kept else None,
         )  # fmt: skip
         self._resume = Resume(
             self._repository, self._adapter, self._user_state, settings, self._ranks,
@@ -123,11 +139,13 @@ class Checkpointer:
             alone=self._ranks.world_size == 1, grace=settings.grace_seconds or None,
         )  # fmt: skip
         self._preemption = Preemption(settings.grace_seconds, clock)
+        self._lock = threading.RLock()
         self._closed = False
         self._process = os.getpid()
         self._adapter.watch(self._tracker.mark, self._tracker.mark_all)
         atexit.register(self.close)
 
+    @_one_at_a_time
     def resume_from_checkpoint(self, step: int | None = None) -> Progress | None:
         """Put model, optimizers, state objects and random generators back to a checkpoint.
 
@@ -179,6 +197,7 @@ class Checkpointer:
         self._emit([event])
         return Progress(source.seq, source.step, source.epoch, source.loss, source.metrics)
 
+    @_one_at_a_time
     def step(
         self,
         step: int,
@@ -218,6 +237,7 @@ class Checkpointer:
                 return None
             return self._save(step, epoch, loss, metrics, self._kind, call, waited)
 
+    @_one_at_a_time
     def save_checkpoint(
         self,
         step: int,
@@ -238,7 +258,7 @@ class Checkpointer:
             ConflictError: another job has gone on with this store.
         """
         self._open()
-        chosen = self._kind if kind is None else _one_of("kind", kind, get_args(KindPolicy))
+        chosen = self._kind if kind is None else arguments.one_of("kind", kind, get_args(KindPolicy))
         with self._schedule.boundary(lambda: self._saver.busy):
             waited = self._wait_for_the_save_before()
             self._take_in_events()
@@ -268,10 +288,10 @@ class Checkpointer:
         waited: float,
     ) -> SaveHandle | None:
         facts = Facts(
-            _whole("step", step),
-            None if epoch is None else _whole("epoch", epoch),
-            None if loss is None else _read(loss),
-            {name: _read(value) for name, value in (metrics or {}).items()},
+            arguments.whole("step", step),
+            None if epoch is None else arguments.whole("epoch", epoch),
+            None if loss is None else arguments.number("loss", loss),
+            {name: arguments.number(f"metrics[{name!r}]", value) for name, value in (metrics or {}).items()},
         )
         late: Late = self._schedule.late(step, waited)
         handle = self._saver.save(
@@ -325,6 +345,7 @@ class Checkpointer:
         self._close()
         self._preemption.hand_on()
 
+    @_one_at_a_time
     def _close(self) -> None:
         if self._closed or os.getpid() != self._process:
             return  # a forked child has neither the thread nor the save
@@ -358,10 +379,6 @@ class Checkpointer:
         if self._ranks.rank == 0 and (measured := self._schedule.state_dict()):
             state[SCHEDULE] = measured
         return state
-
-    def _retention(self, keep: Keep | Sequence[Keep] | None) -> Callable[[int], Event | None] | None:
-        policies = tuple(keep) if isinstance(keep, Sequence) else () if keep is None else (keep,)
-        return Retention(self._repository, policies).run if policies else None
 
     def _agreed_parts(
         self, make: Callable[[], tuple[Repository, ModelAdapter]]
@@ -404,40 +421,3 @@ class Checkpointer:
     def _open(self) -> None:
         if self._closed:
             raise ValueError("the checkpointer is closed")
-
-
-def _each(name: str, given: Any, method: str, example: str) -> tuple[Any, ...]:
-    """One policy or several as a tuple."""
-    policies = tuple(given) if isinstance(given, Sequence) else (given,)
-    for policy in policies:
-        if not callable(getattr(policy, method, None)):
-            raise TypeError(f"{name} takes a policy such as {example}, or a list of them, not {policy!r}")
-    return policies
-
-
-def _one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-    return value
-
-
-def _whole(name: str, value: int) -> int:
-    """As a plain int, also numpy's; raises here what would otherwise fail the save in the background."""
-    number = operator.index(value)
-    if not 0 <= number < 1 << 63:
-        raise ValueError(f"{name} must lie between 0 and 2**63 - 1, not {value!r}")
-    return number
-
-
-def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    for name, thing in state.items():
-        for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(thing, method, None)):
-                raise TypeError(
-                    f"state[{name!r}] ({type(thing).__name__}) has no {method}(): give an object that has both"
-                )
-    return dict(state)
-
-
-def _read(value: float | torch.Tensor) -> float:
-    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)

@@ -6,9 +6,11 @@ It must not know clocks, stores or ranks: what it decides on is handed to it.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from numbers import Integral, Real
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from incremental_ckpt.model import CheckpointInfo
 
@@ -86,8 +88,7 @@ class EverySteps:
     same_on_all_ranks = True
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"EverySteps takes a positive number of steps, not {self.steps}")
+        _check_count("EverySteps", "number of steps", self.steps)
 
     def due(self, moment: Moment) -> bool:
         return moment.step > 0 and moment.step // self.steps != moment.last_step // self.steps
@@ -101,8 +102,7 @@ class EverySeconds:
     same_on_all_ranks = False
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:
-            raise ValueError(f"EverySeconds takes a positive number of seconds, not {self.seconds}")
+        _check_positive("EverySeconds", "number of seconds", self.seconds)
 
     def due(self, moment: Moment) -> bool:
         return moment.seconds - moment.last_seconds >= self.seconds
@@ -155,10 +155,9 @@ class Adaptive:
     same_on_all_ranks = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_overhead < math.inf:
-            raise ValueError(f"Adaptive takes a positive share of training time, not {self.max_overhead}")
-        if self.mtbf is not None and not self.mtbf > 0:
-            raise ValueError(f"Adaptive takes a positive mtbf in seconds, or None: not {self.mtbf}")
+        _check_positive("Adaptive", "share of training time", self.max_overhead)
+        if self.mtbf is not None:
+            _check_positive("Adaptive", "mtbf in seconds, or None", self.mtbf, at_most=math.inf)
 
     def due(self, moment: Moment) -> bool:
         costs = moment.costs
@@ -279,7 +278,7 @@ class KeepLast:
     count: int
 
     def __post_init__(self) -> None:
-        _check_positive("KeepLast", "number of checkpoints", self.count)
+        _check_count("KeepLast", "number of checkpoints", self.count)
 
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
         return frozenset(info.seq for info in checkpoints[-self.count :])
@@ -297,7 +296,7 @@ class KeepBest:
     mode: Literal["max", "min"] = "max"
 
     def __post_init__(self) -> None:
-        _check_positive("KeepBest", "number of checkpoints", self.count)
+        _check_count("KeepBest", "number of checkpoints", self.count)
         if self.mode not in ("max", "min"):
             raise ValueError(f"KeepBest takes the mode 'max' or 'min', not {self.mode!r}")
 
@@ -318,7 +317,7 @@ class KeepEvery:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_positive("KeepEvery", "number of steps", self.steps)
+        _check_count("KeepEvery", "number of steps", self.steps)
 
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
         first: dict[int, CheckpointInfo] = {}
@@ -335,6 +334,14 @@ def kept_by_any(policies: Sequence[Keep], checkpoints: Sequence[CheckpointInfo])
     return frozenset().union(*(policy.kept(checkpoints) for policy in policies))
 
 
-def _check_positive(policy: str, what: str, value: int) -> None:
-    if value < 1:
+def _check_count(policy: str, what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{policy} takes a {what}, an int, not {value!r}")
+    _check_positive(policy, what, value)
+
+
+def _check_positive(policy: str, what: str, value: Any, *, at_most: float = sys.float_info.max) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{policy} takes a {what}, not {value!r}")
+    if not 0 < float(value) <= at_most:
         raise ValueError(f"{policy} takes a positive {what}, not {value}")

@@ -110,19 +110,26 @@ class Resume:
             loaded: _Loaded | None = None
             failure: Exception | None = None
             try:
-                loaded = self._repository.retried(partial(self._load, pick.seq))
+                loaded = self._repository.retried(partial(self._load, pick))
             except Exception as cause:  # whatever it is, the other ranks are to hear of it
                 failure = cause
             reports = self._told(step, loaded, failure)
-            damage = self._agreed_failure(failure, reports)
-            if damage is None:
+            found = self._agreed_failure(failure, reports)
+            if found is None:
                 break
-            log.warning("seq %d cannot be resumed and is passed over: %s", pick.seq, damage)
-            passed_over.append((pick.seq, str(damage)))
+            log.warning("seq %d cannot be resumed%s: %s", pick.seq, " as it was saved" * pick.as_saved, found)
+            if not pick.as_saved:
+                damage = found
+                passed_over.append((pick.seq, str(damage)))
         assert loaded is not None
         # What one rank has put back by a rule is no state that anybody's delta may count from.
         complete = all(r["complete"] for r in reports)
         notes = tuple(dict.fromkeys(note for r in reports for note in r["notes"]))
+        if pick.as_saved:
+            log.warning(
+                "resumed seq %d as it was saved: the result of a compaction is damaged, and can be deleted", pick.seq
+            )
+            passed_over.pop()
         for passed, why in passed_over:
             log.warning("resumed seq %d instead of seq %d, which is damaged: %s", pick.seq, passed, why)
         for note in notes:
@@ -156,6 +163,8 @@ class Resume:
                 first = False
                 if seq not in self._repository.listing().seqs:
                     break  # it could not be loaded since a prune has forgotten it: nothing is damaged
+                if any(base <= seq for base in listing.bases):
+                    yield replace(self._marked(seq, listing, first=False), as_saved=True)
             else:
                 return
 
@@ -188,7 +197,7 @@ class Resume:
         if candidates is not None:
             try:
                 pick = next(candidates, None)
-                report["pick"] = [pick.seq, pick.newest_seq, pick.first] if pick is not None else None
+                report["pick"] = [pick.seq, pick.newest_seq, pick.first, pick.as_saved] if pick is not None else None
             except CheckpointError as cause:
                 failure = cause
                 report["error"] = written_error(cause)
@@ -198,8 +207,8 @@ class Resume:
             raise failure or error
         if self._coordinator.rank == 0 or reports[0]["pick"] is None:
             return pick
-        seq, newest_seq, first = reports[0]["pick"]
-        return _Pick(seq, newest_seq, first, None)
+        seq, newest_seq, first, as_saved = reports[0]["pick"]
+        return _Pick(seq, newest_seq, first, None, as_saved)
 
     def _told(self, step: int | None, loaded: _Loaded | None, failure: Exception | None) -> Sequence[Report]:
         report: Report = {"what": "loaded", "step": step, "error": written_error(failure)}
@@ -227,11 +236,11 @@ class Resume:
             return damage
         raise failure or error
 
-    def _load(self, seq: int) -> _Loaded:
+    def _load(self, pick: _Pick) -> _Loaded:
+        seq = pick.seq
+        links = self._repository.links(seq, Listing((), frozenset(), frozenset()) if pick.as_saved else None)
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
-        found = find(
-            self._repository, self._repository.links(seq), self._adapter.tables(), rank=rank, world_size=world_size
-        )
+        found = find(self._repository, links, self._adapter.tables(), rank=rank, world_size=world_size)
         shards = found.shards()
         fields = {name: _whole_fields(parts[0]) for name, parts in shards.items()}
         tables = self._adapter.prepare_restore(fields)
@@ -293,7 +302,16 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class _Pick:
+    """A checkpoint to try.
+
+    Attributes:
+        newest_seq, newest: the newest there is, and the newest whose manifest can be read.
+        first: of a pass over all candidates.
+        as_saved: without what compactions have put in the place of a chain.
+    """
+
     seq: int
     newest_seq: int
     first: bool
     newest: Manifest | None
+    as_saved: bool = False

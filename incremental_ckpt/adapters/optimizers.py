@@ -104,6 +104,12 @@ class Leaf:
         state["step"] = step if as_number else torch.tensor(float(step), dtype=torch.float32)
 
     @property
+    def keeps_no_state(self) -> bool:
+        return type(self.optimizer) is torch.optim.SGD and not any(
+            g.get("momentum") for g in self.optimizer.param_groups
+        )
+
+    @property
     def creates_state_at_once(self) -> bool:
         return "Adagrad" in type(self.optimizer).__name__
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from incremental_ckpt.adapters.optimizers import Leaf, Optimizers, is_row_local
+from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.model import WEIGHT, Field, Mark, Shard, Table
 
 _ANNOUNCED_AT_ONCE = 1 << 16
@@ -109,7 +110,7 @@ class ParameterTables:
     def __init__(self, members: Sequence[TableParameter], optimizers: Optimizers) -> None:
         self._members = tuple(members)
         self._optimizers = optimizers
-        self._holders = [optimizers.holding(m.parameter) for m in members]
+        self._holders = [_holders_of(m, optimizers) for m in members]
         self._tracked = [self._is_tracked(i) for i in range(len(members))]
         self._tables: list[Table | None] = [None] * len(members)
         self._live: list[tuple[object, ...]] = [()] * len(members)
@@ -248,6 +249,18 @@ class ParameterTables:
         if self._mark_all is not None and self._stamps is not None:
             self._mark_all(index)
             self._stamps[index] = self._stamp(index)
+
+
+def _holders_of(member: TableParameter, optimizers: Optimizers) -> list[Leaf]:
+    """The optimizers that hold a table, first the one that keeps state for its rows."""
+    holders = sorted(optimizers.holding(member.parameter), key=lambda leaf: leaf.keeps_no_state)
+    if sum(not leaf.keeps_no_state for leaf in holders) > 1:
+        names = " and ".join(repr(leaf.name) for leaf in holders if not leaf.keeps_no_state)
+        raise CheckpointError(
+            f"the optimizers {names} all keep state for the rows of {member.table!r}, and only one state per row can "
+            "be saved: give the table to one of them"
+        )
+    return holders
 
 
 def _table(

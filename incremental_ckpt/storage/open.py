@@ -17,6 +17,7 @@ from incremental_ckpt.storage.memory import MemoryStore
 from incremental_ckpt.storage.retry import Retry, RetryStore
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_ONE_SLASH = re.compile(r"(s3|gs|gcs|az|abfs|hdfs|file|memory):(?!//)", re.IGNORECASE)
 _KNOWN = (
     "a local path, file:///PATH, memory://NAME, s3://BUCKET/PREFIX (extra 's3'), and gs://, az://, hdfs:// and "
     "whatever else fsspec knows (extra 'fsspec'; fsspec+SCHEME:// for its own file, memory and s3)"
@@ -44,6 +45,8 @@ def open_store(url: str | os.PathLike[str] | Store, *, read_only: bool = False, 
     if parsed is None:
         if not text:
             raise StorageError(f"an empty string names no store: give {_KNOWN}")
+        if (almost := _ONE_SLASH.match(text)) is not None:
+            raise StorageError(f"{text!r} is neither a URL nor a usual path: write {almost[1]}://… or ./{text}")
         return LocalStore(Path(text).expanduser(), read_only=read_only)
     scheme = parsed["scheme"].lower()
     if scheme == "file":

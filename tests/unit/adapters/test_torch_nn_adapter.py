@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from incremental_ckpt.adapters import adapt
-from incremental_ckpt.errors import SaveError
+from incremental_ckpt.errors import CheckpointError, SaveError
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -309,3 +309,29 @@ def test_half_precision_and_odd_dims_keep_their_dtype() -> None:
 
 def test_a_root_that_is_itself_a_table_has_a_name() -> None:
     assert [t.shard.table for t in adapt(nn.Embedding(4, 2)).tables()] == ["weight"]
+
+
+def test_two_optimizers_that_keep_state_for_the_rows_of_one_table_are_refused_by_name() -> None:
+    model = Tables()
+    optimizers = {
+        "fast": torch.optim.Adagrad(model.parameters(), lr=0.1),
+        "slow": torch.optim.SparseAdam([model.user.weight], lr=0.1),
+    }
+    with pytest.raises(CheckpointError, match=r"'fast' and 'slow'.*'user'"):
+        adapt(model, optimizers)
+
+
+def test_beside_an_optimizer_without_state_the_other_ones_state_comes_back() -> None:
+    def optimizers(model: Tables) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adagrad([model.user.weight], lr=0.1)]
+
+    model = Tables()
+    both = optimizers(model)
+    for each in both:
+        step(model, each, 1)
+    saved = save(adapt(model, both))
+    again = Tables(seed=5)
+    fresh = optimizers(again)
+    restore(adapt(again, fresh), saved)
+    assert_same(save(adapt(again, fresh)), saved)
+    assert float(fresh[1].state[again.user.weight]["sum"].sum()) > 0

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 
-from incremental_ckpt.policy import EveryEpoch, EverySeconds, EverySteps, Moment, NextKind, any_due, choose_kind
+from incremental_ckpt.policy import (
+    Adaptive,
+    EveryEpoch,
+    EverySeconds,
+    EverySteps,
+    KeepBest,
+    KeepEvery,
+    KeepLast,
+    Moment,
+    NextKind,
+    any_due,
+    choose_kind,
+)
 
 BASE = NextKind(base=True, moves_parent=True)
 CONSECUTIVE = NextKind(base=False, moves_parent=True)
@@ -73,3 +88,27 @@ def test_intermittent_takes_a_base_when_the_predictor_of_check_n_run_says_that_i
     shares: list[float], kind: NextKind
 ) -> None:
     assert choose_kind("intermittent", shares) == kind
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: EverySteps("a"), TypeError), (lambda: EverySteps(1.5), TypeError),
+        (lambda: EverySteps(True), TypeError),
+        (lambda: EverySteps(-1), ValueError), (lambda: EverySeconds("1h"), TypeError),
+        (lambda: EverySeconds(float("nan")), ValueError), (lambda: EverySeconds(float("inf")), ValueError),
+        (lambda: Adaptive(max_overhead="3%"), TypeError), (lambda: Adaptive(mtbf=0), ValueError),
+        (lambda: KeepLast("all"), TypeError), (lambda: KeepBest(0, "auc"), ValueError),
+        (lambda: KeepEvery(None), TypeError),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_or_none_that_makes_sense_is_refused_by_the_policys_name(
+    make: Callable[[], object], error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=r"takes a"):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert EverySteps(np.int64(5)).due(moment(5, 4))
+    assert EverySeconds(np.float32(2.5)).due(moment(seconds=12.5, last_seconds=10))

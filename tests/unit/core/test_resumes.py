@@ -14,7 +14,9 @@ from torch import nn
 from incremental_ckpt import (
     Checkpointer,
     CorruptionError,
+    EverySteps,
     FormatError,
+    KeepLast,
     MismatchError,
     NotFoundError,
     Progress,
@@ -24,8 +26,19 @@ from incremental_ckpt import (
     Settings,
     StorageError,
 )
+from incremental_ckpt.compaction import compact
 from incremental_ckpt.storage import LocalStore, MemoryStore
 from incremental_ckpt.testing import FaultStore, damage, on
+
+
+class Random:
+    """A state object."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
 
 
 @pytest.fixture
@@ -190,6 +203,41 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_event_says_so(run: Run, sto
     assert_same(resumed(store_name)[0].copy(), again.copy())
 
 
+@pytest.mark.parametrize("damaged", [".base.json", ".safetensors"])
+def test_a_damaged_compaction_is_passed_over_for_the_chain_that_it_stands_for(
+    damaged: str, run: Run, store_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = saved(run, store_name, [1, 2, 3])
+    store = MemoryStore(store_name)
+    before = {one.key for one in store.list()}
+    compact(Repository(store), 2)
+    (broken,) = [one.key for one in store.list() if one.key not in before and one.key.endswith(damaged)]
+    raw = bytearray(store.get(broken))
+    raw[-1] ^= 1
+    store.delete([broken])
+    store.put(broken, [raw])
+    for step, place in ((None, 2), (2, 1)):
+        again, _ = resumed(store_name, step)
+        assert_same(again.copy(), states[place])
+    assert "as it was saved" in caplog.text
+
+
+def test_of_a_damaged_compaction_and_a_damaged_chain_an_ancestor_is_taken(run: Run, store_name: str) -> None:
+    states = saved(run, store_name, [1, 2, 3])
+    compact(Repository(MemoryStore(store_name)), 3)
+    store = FaultStore(
+        MemoryStore(store_name),
+        damage(on("get", "manifests/00000003.base.json"), at=-1),
+        damage(on("get", "data/00000003-*.safetensors"), at=-1),
+    )
+    events: list[Any] = []
+    again = Run(seed=3)
+    with Checkpointer(again.model, store, **again.arguments, on_event=events.append) as c:
+        assert c.resume_from_checkpoint() is not None
+    assert [seq for seq, _ in events[0].passed_over] == [3]
+    assert_same(again.copy(), states[1])
+
+
 def test_a_step_that_is_damaged_is_an_error_and_no_other_is_taken_instead(run: Run, store_name: str) -> None:
     saved(run, store_name, [1, 2])
     store = FaultStore(MemoryStore(store_name), damage(on("get", "data/00000002-*.safetensors"), at=-1))
@@ -328,7 +376,10 @@ def test_a_run_in_a_folder_comes_back_from_its_path(run: Run, tmp_path: Path) ->
     [
         ({"kind": "sometimes"}, ValueError, "sometimes"), ({"busy": "later"}, ValueError, "later"),
         ({"codec": "zip"}, FormatError, "zip"), ({"state": {"reader": 3}}, TypeError, "reader"),
-        ({"optimizer": 3}, TypeError, "int"),
+        ({"optimizer": 3}, TypeError, "int"), ({"optimizer": "adam"}, TypeError, "str"),
+        ({"when": "daily"}, TypeError, "when"), ({"when": EverySteps}, TypeError, "when"),
+        ({"keep": 3}, TypeError, "keep"), ({"keep": [KeepLast]}, TypeError, "keep"),
+        ({"state": [3]}, TypeError, "by name"), ({"state": {1: Random()}}, TypeError, "by name"),
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_be_right_are_refused_at_once(
@@ -336,3 +387,22 @@ def test_arguments_that_cannot_be_right_are_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=word):
         Checkpointer(nn.Linear(1, 1), MemoryStore(store_name), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "word"),
+    [
+        ({"step": "7"}, TypeError, "step must be an int, not '7'"), ({"step": -1}, ValueError, "step"),
+        ({"step": 1.5}, TypeError, "step"), ({"step": 1, "epoch": "a"}, TypeError, "epoch"),
+        ({"step": 1, "loss": "low"}, TypeError, "loss"), ({"step": 1, "loss": torch.zeros(2)}, TypeError, "loss"),
+        ({"step": 1, "metrics": {"auc": None}}, TypeError, "auc"), ({"step": 1, "kind": "half"}, ValueError, "half"),
+    ],
+)  # fmt: skip
+def test_what_a_save_is_told_wrongly_is_refused_by_name_and_costs_nothing(
+    arguments: dict[str, Any], error: type[Exception], word: str, run: Run, store_name: str
+) -> None:
+    with checkpointer(run, store_name) as c:
+        with pytest.raises(error, match=word):
+            c.save_checkpoint(**arguments)
+        assert c.save_checkpoint(1).wait().step == 1
+    assert_same(resumed(store_name)[0].copy(), run.copy())

@@ -339,6 +339,32 @@ class TestBusy:
             assert c.step(1, loss="no number", metrics={"auc": "none"}) is None  # type: ignore[arg-type, dict-item]
 
 
+class TestThreads:
+    def test_saves_from_several_threads_come_one_after_another(
+        self, run: Run, store: FaultStore, store_name: str
+    ) -> None:
+        run.train()
+        failures: list[BaseException] = []
+        together = threading.Barrier(4)
+
+        def save(c: Checkpointer, number: int) -> None:
+            together.wait(TIMEOUT)
+            try:
+                for _ in range(3):
+                    c.save_checkpoint(number).wait(TIMEOUT)
+            except BaseException as failure:
+                failures.append(failure)
+
+        with checkpointer(run, store) as c:
+            threads = [threading.Thread(target=save, args=(c, number)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(TIMEOUT)
+        assert failures == []
+        assert sorted(steps_in(store_name)) == sorted([*range(4)] * 3)
+
+
 class TestClose:
     def test_close_drains_what_is_in_flight(self, run: Run, store: FaultStore, store_name: str) -> None:
         with checkpointer(run, store) as c:

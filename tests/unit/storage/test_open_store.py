@@ -93,3 +93,9 @@ def test_without_its_package_a_scheme_names_the_extra(monkeypatch: pytest.Monkey
             StorageError, match=rf"pip install 'incremental-ckpt\[{'s3' if scheme == 's3' else 'fsspec'}\]'"
         ):
             open_store(f"{scheme}://bucket/run")
+
+
+@pytest.mark.parametrize("almost", ["s3:/bucket/run", "S3:bucket", "gs:/b", "file:x"])
+def test_a_url_with_too_few_slashes_is_not_taken_for_a_folder(almost: str) -> None:
+    with pytest.raises(StorageError, match=r"neither a URL nor a usual path: write \w+://"):
+        open_store(almost)

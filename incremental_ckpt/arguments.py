@@ -1,0 +1,79 @@
+"""What a caller of the checkpointer may have given wrongly: checked where it is given, told by the argument's name.
+
+It must not know what becomes of the arguments.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def policies(name: str, given: Any, method: str, example: str) -> tuple[Any, ...]:
+    """One policy or several as a tuple.
+
+    Raises:
+        TypeError: something among them has no such method, or is a class instead of an object.
+    """
+    found = tuple(given) if isinstance(given, Sequence) else (given,)
+    for policy in found:
+        if isinstance(policy, type) or not callable(getattr(policy, method, None)):
+            raise TypeError(f"{name} takes a policy such as {example}, or a list of them, not {policy!r}")
+    return found
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
+    """``value``. Raises ValueError where it is not allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def whole(name: str, value: int) -> int:
+    """As a plain int, also numpy's.
+
+    Raises:
+        TypeError: not a whole number.
+        ValueError: negative, or more than a manifest can hold.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as cause:
+        raise TypeError(f"{name} must be an int, not {value!r}") from cause
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"{name} must lie between 0 and 2**63 - 1, not {value!r}")
+    return number
+
+
+def number(name: str, value: float | torch.Tensor) -> float:
+    """As a float; a tensor of one element is read, which waits for its device.
+
+    Raises:
+        TypeError: not a number.
+    """
+    try:
+        return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from cause
+
+
+def state_objects(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects that can be saved, by name.
+
+    Raises:
+        TypeError: no mapping of names, or one of them lacks ``state_dict()`` or ``load_state_dict()``.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state takes objects by name, as in state={{'reader': reader}}, not {state!r}")
+    for name, thing in state.items():
+        if not isinstance(name, str):
+            raise TypeError(f"state takes objects by name: {name!r} is not a string")
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(thing, method, None)):
+                raise TypeError(
+                    f"state[{name!r}] ({type(thing).__name__}) has no {method}(): give an object that has both"
+                )
+    return dict(state)
