@@ -6,12 +6,13 @@ Every rank has a shard of every table (row-wise, the most that a plan can ask fo
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from incremental_ckpt.codecs import codec_named  # noqa: E402
 from incremental_ckpt.coordinator import _deduplicated, _written  # noqa: E402
 from incremental_ckpt.format import layout  # noqa: E402
 from incremental_ckpt.format.manifest import Lineage, Manifest  # noqa: E402
-from incremental_ckpt.format.rank_manifest import SHARED  # noqa: E402
-from incremental_ckpt.format.sealed import seal, unseal  # noqa: E402
+from incremental_ckpt.format.rank_manifest import SHARED, VoteFacts  # noqa: E402
+from incremental_ckpt.format.sealed import digest_of, unseal  # noqa: E402
 from incremental_ckpt.model import CheckpointRef, Field, Shard, Table  # noqa: E402
 from incremental_ckpt.persist import Persister  # noqa: E402
-from incremental_ckpt.rank_writer import Attempt, Content, RankWriter  # noqa: E402
+from incremental_ckpt.rank_writer import Attempt, Ballot, Content, RankWriter, ballot_of  # noqa: E402
 from incremental_ckpt.repository import Repository  # noqa: E402
 from incremental_ckpt.repository.read import ChainShards, TableChain  # noqa: E402
 from incremental_ckpt.restore import find  # noqa: E402
@@ -83,7 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     jobs = []
-    for ranks in (arguments.ranks // 4, arguments.ranks // 2, arguments.ranks):
+    for halvings in range(arguments.halvings, -1, -1):
+        ranks = arguments.ranks >> halvings
         with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="ranks-benchmark-") as folder:
             jobs.append(simulate(Path(folder), ranks, arguments.tables))
             print(json.dumps(vars(jobs[-1])), flush=True)
@@ -102,8 +104,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=512, help="also simulated: a half and a quarter of them")
+    parser.add_argument("--ranks", type=int, default=512)
     parser.add_argument("--tables", type=int, default=1000)
+    parser.add_argument(
+        "--halvings", type=int, choices=(1, 2), default=2, help="also simulated: a half (and a quarter) of the ranks"
+    )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to be measured")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "ranks.json")
     return parser.parse_args(argv)
@@ -190,45 +195,55 @@ class _Saved:
 
 
 def _save(repository: Repository, seq: int, parent: CheckpointRef | None, ranks: int, tables: int) -> _Saved:
-    """All ranks write, one after the other; rank 0 comes last and commits."""
+    """All ranks write, one after the other; rank 0 comes last and commits, which is measured for a delta."""
     attempt = Attempt(
         seq=seq, attempt=f"{seq:016x}", kind="base" if parent is None else "delta", parent=parent, next_parent=None,
         step=seq, epoch=None, loss=None, metrics={}, job=JOB, lineage=(Lineage(JOB, 1, 0),), environment={},
     )  # fmt: skip
     repository.create()
-    vote_seconds = 0.0
     like = min(ranks - 1, writers(ranks))  # what the ranks behind it write differs in numbers only
-    for rank in range(1, like + 1):
+    ballots: list[Ballot] = []
+    vote_seconds = 0.0
+    for rank in range(1 if parent is not None else 0, like + 1):
         content = _content(rank, ranks, tables, whole=parent is None)
         writer = RankWriter(repository, attempt, content.tables, CODECS, rank=rank, world_size=ranks)
 
         def write(writer: RankWriter = writer, content: Content = content) -> None:
             for packful, overriding in content.packfuls:
                 writer.add_rows(packful, overriding=overriding)
-            writer.vote(writer.add_state(content.state, Settings().pack_bytes))
+            ballots.append(writer.vote(writer.add_state(content.state, Settings().pack_bytes)))
 
         vote_seconds = seconds_of(write)
-    for rank in range(like + 1, ranks):
-        _write_alike(repository, attempt, like, rank)
+    ballots += _write_alike(repository, attempt, like, range(like + 1, ranks))
     persister = Persister(repository, CODECS, Settings(), rank=0, world_size=ranks)
-    content = _content(0, ranks, tables, whole=parent is None)
+    if parent is None:
+        return _Saved(repository.commit(persister._manifest(attempt, ballots)), vote_seconds, 0.0)
+    content = _content(0, ranks, tables, whole=False)
     commit_seconds = seconds_of(lambda: persister.persist(attempt, content, threading.Event()))
     return _Saved(repository.manifest(seq), vote_seconds, commit_seconds)
 
 
-def _write_alike(repository: Repository, attempt: Attempt, like: int, rank: int) -> None:
-    """What ``rank`` would write, made from what ``like`` has written."""
+def _write_alike(repository: Repository, attempt: Attempt, like: int, ranks: range) -> list[Ballot]:
+    """What ``ranks`` would write and vote, made from what rank ``like`` has written: equal but for three numbers."""
     source = layout.rank_manifest_key(attempt.seq, attempt.attempt, like)
-    members = unseal(repository.store.get(source), source)
-    del members["digest"]
-    members["rank"] = rank
-    for index, pack in enumerate(members["packs"]):
-        written = repository.store.get(pack["key"])
-        pack["key"] = layout.pack_key(attempt.seq, attempt.attempt, rank, index)
-        repository.store.put(pack["key"], [written])
-    for shard in members["shards"]:
-        shard["row_start"] = rank * ROWS
-    repository.store.put(layout.rank_manifest_key(attempt.seq, attempt.attempt, rank), [seal(members)])
+    raw = bytes(repository.store.get(source))
+    facts, members = VoteFacts.from_bytes(raw, source), unseal(raw, source)
+    packs = [bytes(repository.store.get(pack["key"])) for pack in members["packs"]]
+    prefix = len(b'{"digest":"",') + len(digest_of(raw))
+    ballots = []
+    for rank in ranks:
+        key = layout.rank_manifest_key(attempt.seq, attempt.attempt, rank)
+        body = b"{" + raw[prefix:].replace(b'"rank":%d,' % like, b'"rank":%d,' % rank).replace(
+            b'"row_start":%d,' % (like * ROWS), b'"row_start":%d,' % (rank * ROWS)
+        )
+        for index, written in enumerate(packs):
+            own = layout.pack_key(attempt.seq, attempt.attempt, rank, index)
+            repository.store.put(own, [written])
+            body = body.replace(layout.pack_key(attempt.seq, attempt.attempt, like, index).encode(), own.encode())
+        sealed = b'{"digest":"' + hashlib.sha256(body).hexdigest().encode() + b'",' + body[1:]
+        repository.store.put(key, [sealed])
+        ballots.append(ballot_of(replace(facts, key=key), sealed))
+    return ballots
 
 
 def _content(rank: int, ranks: int, tables: int, *, whole: bool) -> Content:

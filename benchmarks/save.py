@@ -27,7 +27,7 @@ MEASURES = ("memory", "tracking", "stall", "bytes", "base", "peers", "speed")
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    _quiet()
+    quiet()
     arguments.store.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.store, prefix="save-benchmark-") as folder:
         result = run(arguments, Path(folder))
@@ -120,7 +120,7 @@ def _say(what: str, begun: float) -> None:
     print(f"{what}: {time.perf_counter() - begun:.1f} s", flush=True)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """TorchRec, FBGEMM, DDP and DCP warn of much that is meant."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from workload import Training
 
-from incremental_ckpt import Checkpointer, EverySteps, SaveEvent, SaveHandle
+from incremental_ckpt import Checkpointer, EverySteps, SaveEvent, SaveHandle, Settings
 from incremental_ckpt.adapters import adapt
 from incremental_ckpt.events import Event
 from incremental_ckpt.format.rank_manifest import Entry, RankManifest, ShardEntries
@@ -34,22 +34,38 @@ _NEVER = EverySteps(1 << 40)
 
 @dataclass(frozen=True)
 class Saved:
-    """One durable save: seconds of the ``save_checkpoint`` call, and the library's own account."""
+    """One durable save.
+
+    Attributes:
+        wall_seconds: of the ``save_checkpoint`` call.
+        durable_seconds: from the call until the save was durable.
+        event: the library's own account.
+    """
 
     wall_seconds: float
+    durable_seconds: float
     event: SaveEvent
 
 
 class Saves:
-    """One Checkpointer on a store in ``folder``, which is removed at the end."""
+    """One Checkpointer on a store in ``folder``.
 
-    def __init__(self, training: Training, folder: Path) -> None:
+    Args:
+        remove: the folder, at the end.
+        low_priority: False where only what is written counts, not beside what.
+    """
+
+    def __init__(
+        self, training: Training, folder: Path, codec: str = "raw", *, remove: bool = True, low_priority: bool = True
+    ) -> None:
         self._training = training
+        self._remove = remove
         self._folder = folder
         self._events: dict[int, SaveEvent] = {}
         self.checkpointer = Checkpointer(
-            training.model, folder, optimizer=training.optimizer, when=_NEVER, on_event=self._keep
-        )
+            training.model, folder, optimizer=training.optimizer, when=_NEVER, codec=codec, on_event=self._keep,
+            settings=Settings(low_priority=low_priority),
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +76,8 @@ class Saves:
         try:
             self.checkpointer.__exit__(kind, error, trace)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._remove:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def begin(self, kind: KindPolicy) -> tuple[SaveHandle, float]:
         """A handle, and the seconds that the call took."""
@@ -70,9 +87,10 @@ class Saves:
 
     def save(self, kind: KindPolicy) -> Saved:
         """A save from its call until it is durable, with nothing beside it."""
+        begun = time.perf_counter()
         handle, wall = self.begin(kind)
         handle.wait()
-        return Saved(wall, self.event(handle))
+        return Saved(wall, time.perf_counter() - begun, self.event(handle))
 
     def event(self, handle: SaveHandle) -> SaveEvent:
         """Of a save that is durable."""
@@ -93,6 +111,10 @@ class Saves:
             rows = self._training.touched[int(name.removeprefix("C")) - 1]
             if rows.size:
                 self.checkpointer._tracker.mark(index, torch.from_numpy(rows))
+
+    def chain(self, seq: int) -> list[int]:
+        """The checkpoints that a resume from ``seq`` reads."""
+        return [each.seq for each in Repository(open_store(self._folder)).chain(seq)]
 
     def votes(self, seq: int) -> list[RankManifest]:
         repository = Repository(open_store(self._folder))

@@ -21,7 +21,7 @@ def measure_bytes(plan: Plan) -> list[Row]:
             plan.training.interval()
             saved.append(saves.save(DELTA))
         for each in saved:
-            parts = [_parts(vote) for vote in saves.votes(each.event.seq)]
+            parts = [parts_of(vote) for vote in saves.votes(each.event.seq)]
             pairs.append((each.event.bytes, sum(sum(p.values()) for p in parts)))
     split = {name: sum(p[name] for p in parts) for name in parts[0]}
     last = saved[-1].event
@@ -40,7 +40,8 @@ def measure_bytes(plan: Plan) -> list[Row]:
     ]
 
 
-def _parts(vote: RankManifest) -> dict[str, int]:
+def parts_of(vote: RankManifest) -> dict[str, int]:
+    """Bytes of one rank's records, of the index of their rows, and of the tensors of the state."""
     return {
         "rows_bytes": sum(part.row_count(e) * e.record for part in vote.shards for e in part.entries),
         "index_bytes": sum(s.at.end - s.at.begin for part in vote.shards for s in part.rowsets),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from popularity import table_sizes
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.datasets.utils import Batch
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -36,43 +37,45 @@ _LEARNING_RATE = 0.02
 _POOL = 32
 
 
-def table_sizes(rows: int) -> list[int]:
-    """The published cardinalities of Criteo Kaggle, cut off at the height at which they sum up to about ``rows``."""
-    published = np.array([fit.cardinality for fit in criteo.column_fits()])
-    low, high = 1, int(published.max())
-    while low < high:
-        cap = (low + high + 1) // 2
-        low, high = (cap, high) if np.minimum(published, cap).sum() <= rows else (low, cap - 1)
-    return [int(n) for n in np.minimum(published, low)]
-
-
 class Training:
     """A model, its dense optimizer and its steps.
 
     Attributes:
         table_rows: rows of all tables.
         steps: how many have been made.
+        touched: rows that an interval changes, by table, beside those of one ordinary step.
     """
 
     def __init__(self, *, rows: int, dim: int, batch: int, share: float, seed: int = 0) -> None:
-        device = start_processes()
+        device = torch.device("cpu") if dist.is_initialized() else start_processes()
         torch.manual_seed(seed)
         self.sizes = table_sizes(rows)
         self.table_rows = sum(self.sizes)
         self.steps = 0
         self.model = _model(self.sizes, dim, device)
+        self.touched: Sequence[np.ndarray] = ()
         dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         self.optimizer = KeyedOptimizerWrapper(dense, lambda p: torch.optim.Adagrad(p, lr=_LEARNING_RATE))
         pool = list(_ordinary_batches(batch, max(self.sizes), seed))
         self._pool = [to_torch(b, device) for b in pool]
         self._next = itertools.cycle(self._pool)
-        distinct = sum(np.unique(ids).size for ids in pool[0].ids)
-        random = np.random.default_rng(seed)
-        self.touched = _spread_rows(self.sizes, max(0, round(share * self.table_rows) - distinct), random)
-        self._touching = _touching_batch(self.touched, self._pool[0], batch)
+        self._batch, self._seed = batch, seed
+        self._distinct = sum(np.unique(ids).size for ids in pool[0].ids)
+        self.change(share)
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+    def change(self, share: float) -> None:
+        """From now on an interval changes this share of all rows."""
+        random = np.random.default_rng(self._seed)
+        count = max(0, round(share * self.table_rows) - self._distinct)
+        self.touch(_spread_rows(self.sizes, count, random))
+
+    def touch(self, rows: Sequence[np.ndarray]) -> None:
+        """From now on an interval changes these rows, ascending int64 by table, and those of one ordinary step."""
+        self.touched = rows
+        self._touching = _touching_batch(rows, self._pool[0], self._batch)
 
     def step(self) -> None:
         """One ordinary step, on ids as the fitted popularity gives them."""
@@ -85,8 +88,12 @@ class Training:
     def interval(self) -> None:
         """What changes the wanted share of all rows, always the same rows: uniformly random ones, then one ordinary
         step."""
-        self._train(self._touching)
+        self.update_touched()
         self._train(self._pool[0])
+
+    def update_touched(self) -> None:
+        """One step that changes just the rows in ``touched``."""
+        self._train(self._touching)
 
     def steps_per_second(self, seconds: float) -> float:
         begun, before = time.perf_counter(), self.steps

@@ -34,6 +34,7 @@ from incremental_ckpt.errors import CheckpointError
 EXIT_BAD_INPUT = 2
 EXIT_CHECKPOINT = 3
 CODECS = ("raw", "fp16", "bf16", "int8", "int4", "int3", "int2", "auto")
+SHARDINGS = ("planner", "table-wise", "row-wise", "column-wise", "table-row-wise", "data-parallel", "mixed")
 KINDS = ("full", "one-shot", "consecutive", "intermittent")
 
 
@@ -55,7 +56,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of tables and dense layers")
     parser.add_argument(
         "--sharding",
-        choices=("planner", "table-wise", "row-wise", "column-wise", "table-row-wise", "data-parallel", "mixed"),
+        choices=SHARDINGS,
         default="planner",
         help="how tables are spread over the processes; may change from one start to the next",
     )

@@ -32,7 +32,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 PLANNER, MIXED = "planner", "mixed"
-SHARDINGS = (PLANNER, "table-wise", "row-wise", "column-wise", "table-row-wise", "data-parallel", MIXED)
 
 
 def start_processes() -> torch.device:
@@ -62,7 +61,7 @@ def make_repeatable(seed: int, threads: int) -> None:
 def build_model(
     table_sizes: Sequence[int], embedding_dim: int, learning_rate: float, device: torch.device, sharding: str = PLANNER
 ) -> tuple[DistributedModelParallel, KeyedOptimizer]:
-    """sharding: one of SHARDINGS."""
+    """sharding: PLANNER, MIXED, or one of the ways that ``_plan`` knows."""
     tables = [
         EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=embedding_dim, feature_names=[name])
         for name, rows in zip(criteo.CATEGORICALS, table_sizes, strict=True)

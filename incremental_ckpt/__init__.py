@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from incremental_ckpt.checkpointer import Checkpointer
+    from incremental_ckpt.codecs import AutoCodec
     from incremental_ckpt.compaction import compact
     from incremental_ckpt.errors import (
         CheckpointError,
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
         SaveError,
         StorageError,
     )
-    from incremental_ckpt.events import FailureEvent, IntervalEvent, PruneEvent, ResumeEvent, SaveEvent, SkipEvent
+    from incremental_ckpt.events import (
+        CompactEvent,
+        FailureEvent,
+        IntervalEvent,
+        PruneEvent,
+        ResumeEvent,
+        SaveEvent,
+        SkipEvent,
+    )
     from incremental_ckpt.exporting import export
     from incremental_ckpt.flight import SaveHandle
     from incremental_ckpt.importing import import_checkpoint
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
     from incremental_ckpt.storage import Store, open_store
 
 _HOMES = {
-    "Checkpointer": "checkpointer",
+    "Checkpointer": "checkpointer", "AutoCodec": "codecs",
     "SaveHandle": "flight",
     "Settings": "settings",
     "EverySteps": "policy", "EverySeconds": "policy", "EveryEpoch": "policy", "Adaptive": "policy",
@@ -43,7 +52,7 @@ _HOMES = {
     "PairedReader": "reading",
     "CheckpointInfo": "model", "Progress": "model",
     "SaveEvent": "events", "FailureEvent": "events", "SkipEvent": "events", "ResumeEvent": "events",
-    "IntervalEvent": "events", "PruneEvent": "events",
+    "IntervalEvent": "events", "PruneEvent": "events", "CompactEvent": "events",
     "Repository": "repository",
     "Store": "storage", "open_store": "storage",
     "CheckpointError": "errors", "NotFoundError": "errors", "ConflictError": "errors", "CorruptionError": "errors",
@@ -52,9 +61,11 @@ _HOMES = {
 
 __all__ = [
     "Adaptive",
+    "AutoCodec",
     "CheckpointError",
     "CheckpointInfo",
     "Checkpointer",
+    "CompactEvent",
     "ConflictError",
     "CorruptionError",
     "EveryEpoch",

@@ -7,6 +7,7 @@ It must not know how they meet, nor how anything is saved.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ def model_report(shards: Sequence[Shard], shared: Mapping[str, Any], objects: Se
     tables = {
         s.table: [s.table_rows, s.table_cols, [[f.name, f.dtype, f.width == s.cols] for f in s.fields]] for s in shards
     }
-    dense = hashlib.sha256(repr(sorted((k, list(v)) for k, v in shared.items())).encode()).hexdigest()
+    digest = hashlib.sha256(repr(sorted((k, list(v)) for k, v in shared.items())).encode()).hexdigest()
+    dense = [len(shared), sum(math.prod(v) for v in shared.values()), digest]
     return {"what": "open", "version": version, "tables": tables, "dense": dense, "objects": sorted(objects)}
 
 
@@ -51,16 +53,28 @@ def check_same_model(reports: Sequence[Report]) -> None:
             ("dense", "hold different replicated parameters"),
         ):
             if report.get(name) != first.get(name):
-                detail = f" ({first.get(name)} and {report.get(name)})" if name != "dense" else ""
-                raise MismatchError(f"ranks 0 and {rank} {what}{detail}; nothing was written")
+                raise MismatchError(
+                    f"ranks 0 and {rank} {what} ({_shown(name, first)} and {_shown(name, report)}); nothing was written"
+                )
         for table, facts in report["tables"].items():
             other, theirs = known.setdefault(table, (rank, facts))
             if theirs != facts:
                 raise MismatchError(
-                    f"table {table} is {theirs[0]} x {theirs[1]} on rank {other} and {facts[0]} x {facts[1]} on rank "
-                    f"{rank} "
-                    "(or has other optimizer fields); nothing was written"
+                    f"table {table} is {_table(theirs)} on rank {other} and {_table(facts)} on rank {rank}; nothing "
+                    "was written"
                 )
+
+
+def _shown(name: str, report: Report) -> str:
+    if name != "dense":
+        return str(report.get(name))
+    count, numbers, digest = report["dense"]
+    return f"{count} with {numbers} numbers in all, names and shapes {digest[:8]}"
+
+
+def _table(facts: Sequence[Any]) -> str:
+    rows, cols, fields = facts
+    return f"{rows} x {cols} with {', '.join(f'{name} ({dtype})' for name, dtype, _ in fields)}"
 
 
 def written_error(error: Exception | None) -> list[str] | None:

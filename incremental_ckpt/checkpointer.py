@@ -27,7 +27,8 @@ from incremental_ckpt.agreement import (
     model_report,
     written_error,
 )
-from incremental_ckpt.codecs import codec_named
+from incremental_ckpt.codecs import AutoCodec, chosen_codecs
+from incremental_ckpt.compaction.beside import Compactions, url_elsewhere
 from incremental_ckpt.coordinator import coordinator
 from incremental_ckpt.errors import CheckpointError, SaveError
 from incremental_ckpt.events import Event, ResumeEvent, SkipEvent
@@ -75,7 +76,9 @@ class Checkpointer:
         state: more objects with ``state_dict()`` and ``load_state_dict()``, by name.
         when: at which steps ``step()`` saves: one policy or several.
         kind: ``full``, ``one-shot``, ``consecutive`` or ``intermittent`` (see policy.choose_kind).
-        codec, optimizer_codec: how rows and their optimizer fields are encoded: ``raw``.
+        codec: how the tables' weights are encoded: ``raw``, ``fp16``, ``bf16``, ``int8``, ``int4``, ``int3``, ``int2``,
+            or by the restores that are expected: ``auto``, or an ``AutoCodec`` with a failure rate.
+        optimizer_codec: how their optimizer fields are: one of these by name, but not ``auto``.
         keep: what is kept: ``KeepLast``, ``KeepBest``, ``KeepEvery`` or several; the rest is pruned after each save, in
             the background. None: everything.
         busy: what ``step()`` does when a save is due and the one before is not durable: ``defer`` it until it is,
@@ -99,7 +102,7 @@ class Checkpointer:
         state: Mapping[str, Any] | None = None,
         when: When | Sequence[When] = EverySteps(1000),  # noqa: B008
         kind: KindPolicy = "intermittent",
-        codec: str = "raw",
+        codec: str | AutoCodec = "raw",
         optimizer_codec: str = "raw",
         keep: Keep | Sequence[Keep] | None = None,
         busy: BusyPolicy = "defer",
@@ -116,19 +119,20 @@ class Checkpointer:
         self._on_event = on_event
         self._settings = settings
         self._clock = clock
-        codecs = {"weight": codec_named(codec), "optimizer": codec_named(optimizer_codec)}
+        codecs = chosen_codecs(codec, optimizer_codec)
         self._ranks = coordinator(settings.vote_timeout)
         self._opened_store = isinstance(store, str | os.PathLike)
         self._repository, self._adapter, reports = self._agreed_parts(
             lambda: (Repository(open_store(store)), adapt(model, optimizer))
         )
         job: str = reports[0]["job"]
+        self._compactions = self._compactions_of(store)
         self._tracker = Tracker(self._adapter.tables())
         self._environment = describe(self._ranks.world_size)
         self._saver = Saver(
             self._repository, self._adapter, self._tracker, self._ranks, codecs, settings,
             job=job, environment=self._environment, clock=clock,
-            after_commit=Retention(self._repository, kept).run if kept else None,
+            after_commit=Retention(self._repository, kept, self._compactions).run,
         )  # fmt: skip
         self._resume = Resume(
             self._repository, self._adapter, self._user_state, settings, self._ranks,
@@ -329,7 +333,7 @@ class Checkpointer:
 
     def _take_in_events(self) -> None:
         """Learn from what has happened in the background, and tell of it."""
-        for event in self._saver.events():
+        for event in self._events():
             self._emit([event])
             interval = self._schedule.learn(event)
             if interval is not None and self._ranks.rank == 0:
@@ -355,7 +359,9 @@ class Checkpointer:
             self._saver.close(self._settings.drain_timeout)
         finally:
             self._adapter.unwatch()
-            self._emit(self._saver.events())
+            if self._compactions is not None:
+                self._compactions.close()
+            self._emit(self._events())
             self._preemption.stop_listening()
             if self._opened_store:  # else it belongs to the caller
                 self._repository.store.close()
@@ -412,6 +418,17 @@ class Checkpointer:
         replicated = state.get("replicated", ())
         shared = {n: t.shape for n, t in state["dense"].items() if n in replicated}
         return model_report([t.shard for t in adapter.tables()], shared, list(self._user_state), __version__)
+
+    def _compactions_of(self, store: object) -> Compactions | None:
+        after = self._settings.compact_after
+        if after is None:
+            return None
+        url = url_elsewhere(store)  # on every rank: what is wrong with it, all are to be told
+        return Compactions(self._repository, url, after) if self._ranks.rank == 0 else None
+
+    def _events(self) -> list[Event]:
+        ended = self._compactions.events() if self._compactions is not None else []
+        return [*self._saver.events(), *ended]
 
     def _emit(self, events: Sequence[Event]) -> None:
         if self._on_event is not None:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from incremental_ckpt.repository import Repository
+from incremental_ckpt.repository.read import chain_ranks
 from incremental_ckpt.repository.records import MIB, SpanReader, TableRecords
 
 What = Literal["same", "changed", "added", "removed", "other shape"]
@@ -52,7 +53,7 @@ def compare(repository: Repository, first: int, second: int) -> list[TableDiffer
 
 def _compare(repository: Repository, first: int, second: int) -> list[TableDifference]:
     reader = SpanReader(repository, _KEPT)
-    chains = [[repository.rank_manifests(link.tables) for link in repository.links(s)] for s in (first, second)]
+    chains = [chain_ranks(repository, repository.links(s)) for s in (first, second)]
     names = [{entries.shard.table for rank in chain[-1] for entries in rank.shards} for chain in chains]
     found = []
     for name in sorted(names[0] | names[1]):

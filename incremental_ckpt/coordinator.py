@@ -95,11 +95,14 @@ class RendezvousStore:
         return [distinct[place] for place in told["reports"]]
 
     def _no_answer(self, error: Exception) -> str:
-        if self.rank == 0:
-            return f"rank 0 has lost the store of torch.distributed: {error}. Nothing was saved"
-        return (
-            f"rank {self.rank} waited in vain for rank 0 (at most {self._patience:g} s): {error}. Is it alive, and "
-            "does it call step() or save_checkpoint() at the same steps? Nothing was saved"
+        if self.rank == 0 or isinstance(error, dist.DistNetworkError):
+            return (
+                f"rank {self.rank} has lost the store of torch.distributed, which rank 0 or the launcher keeps: {error}"
+                ". Is that process alive? Nothing was saved"
+            )
+        return (  # torch's own words name a key, which says no more
+            f"rank {self.rank} waited in vain for rank 0 (at most {self._patience:g} s). Is it alive, and does it call "
+            "step() or save_checkpoint() at the same steps? Nothing was saved"
         )
 
     def _collect(self) -> None:
@@ -153,12 +156,14 @@ def coordinator(timeout: float) -> Coordinator:
     """The coordinator of this process: torch.distributed's ranks if it is initialised with several of them.
 
     Raises:
-        ValueError: the launcher has started several ranks, and they are not connected.
+        ValueError: the launcher has started several ranks, and they are not connected; or it gives no number of them.
     """
     if dist.is_available() and dist.is_initialized():
         return RendezvousStore(timeout) if dist.get_world_size() > 1 else SingleProcess()
     told = os.environ.get("WORLD_SIZE", "1")
     if told != "1" and "RANK" in os.environ:
+        if not told.isdecimal() or int(told) < 1:
+            raise ValueError(f"the launcher says that there are {told} ranks (WORLD_SIZE), and a job has 1 or more")
         raise ValueError(
             f"the launcher says that there are {told} ranks (WORLD_SIZE), and torch.distributed is not initialised: "
             "call torch.distributed.init_process_group() before you make a Checkpointer, or every rank would save as "

@@ -1,4 +1,5 @@
-"""What happened, as facts: one frozen dataclass per save, failed save, resume and change of the interval.
+"""What happened, as facts: one frozen dataclass per save, failed save, resume, change of the interval, prune and
+compaction.
 
 It must not know who listens.
 """
@@ -129,4 +130,24 @@ class PruneEvent:
     failures: tuple[str, ...]
 
 
-Event = SaveEvent | FailureEvent | SkipEvent | ResumeEvent | IntervalEvent | PruneEvent
+@dataclass(frozen=True)
+class CompactEvent:
+    """A compaction beside the run has ended (``Settings.compact_after``).
+
+    Attributes:
+        step: of the save after which it began.
+        seq: the checkpoint that has an equivalent base now.
+        chain_length: how many checkpoints a resume from it replayed before.
+        bytes: written.
+        failure: why there is no equivalent; empty where there is one. It is tried again later.
+    """
+
+    step: int
+    seq: int
+    chain_length: int
+    bytes: int
+    seconds: float
+    failure: str = ""
+
+
+Event = SaveEvent | FailureEvent | SkipEvent | ResumeEvent | IntervalEvent | PruneEvent | CompactEvent

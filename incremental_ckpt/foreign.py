@@ -257,9 +257,11 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 def _refusal(place: Path, error: BaseException) -> FormatError:
     if isinstance(error, pickle.UnpicklingError):
-        reason = str(error).partition("\n\n\n")[2].partition("\n")[0] or str(error).partition("\n")[0]
+        paragraphs = [part.strip() for part in str(error).split("\n\n") if part.strip()]
+        reason = paragraphs[min(1, len(paragraphs) - 1)].partition("\n")[0].rstrip(".")  # torch's first one is advice
         return FormatError(
-            f"{place} cannot be read without pickle: {reason}. Save its tensors alone, where you trust it"
+            f"{place} cannot be read without pickle ({reason}). If it is a saved model, save its tensors alone, where "
+            "you trust it"
         )
     return FormatError(f"{place} cannot be read: {error}")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from incremental_ckpt.codecs import Codec
+from incremental_ckpt.codecs import Codec, codec_named
 from incremental_ckpt.errors import CheckpointError, ConflictError, NotFoundError, SaveError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import (
@@ -20,6 +20,7 @@ from incremental_ckpt.format.manifest import (
     Totals,
     VoteFacts,
 )
+from incremental_ckpt.model import WEIGHT
 from incremental_ckpt.rank_writer import Attempt, Ballot, Content, RankWriter, ballot_of
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.settings import Settings
@@ -54,7 +55,7 @@ class Persister:
     """Carries attempts out, one after another.
 
     Args:
-        codecs: by ``weight`` and ``optimizer``.
+        codecs: by ``weight`` and ``optimizer``; an attempt may name another one for weights.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class Persister:
             interrupt: set where the outcome is known otherwise; what is not written yet is not written any more.
         """
         writer = RankWriter(
-            self._repository, attempt, content.tables, self._codecs, rank=self._rank, world_size=self._world_size
-        )
+            self._repository, attempt, content.tables, self._codecs_of(attempt),
+            rank=self._rank, world_size=self._world_size,
+        )  # fmt: skip
         error: CheckpointError | None = None
         mine: Ballot | None = None
         may_report = False
@@ -111,12 +113,16 @@ class Persister:
             return self._decide(attempt, mine, error)
         return self._await_outcome(attempt, error, interrupt)
 
+    def _codecs_of(self, attempt: Attempt) -> Mapping[str, Codec]:
+        named = attempt.weight_codec
+        return self._codecs if named is None else {**self._codecs, WEIGHT: codec_named(named)}
+
     def _report_failure(self, writer: RankWriter, cause: Exception) -> None:
         if self._world_size == 1:
             return
         try:
             writer.vote_failed(cause)
-        except CheckpointError:
+        except Exception:  # noqa: S110
             pass  # the store is what failed: rank 0 misses the vote and its timeout ends the attempt
 
     def _decide(self, attempt: Attempt, mine: Ballot | None, error: CheckpointError | None) -> Verdict:
@@ -203,7 +209,7 @@ class Persister:
         """What the store holds now decides what the next attempt counts from, not what this one believes."""
         try:
             newest = self._repository.newest_above(attempt.seq - 1)
-        except CheckpointError:
+        except Exception:  # whatever a store raises, what has been committed is
             return Verdict(committed, error, committed, committed is not None)
         if newest is not None and newest.attempt == attempt.attempt:
             # The answer was lost, or the put landed after we had given it up: it is committed all the same.
@@ -221,7 +227,7 @@ class Persister:
         outcome = Outcome(attempt.seq, attempt.attempt, verdict.committed is not None, str(verdict.error or ""))
         try:
             self._repository.store.put(layout.outcome_key(attempt.seq, attempt.attempt), [outcome.to_bytes()])
-        except CheckpointError:
+        except Exception:  # noqa: S110
             pass  # the others time out, and the next meeting tells them
 
     def _await_outcome(self, attempt: Attempt, error: CheckpointError | None, interrupt: threading.Event) -> Verdict:

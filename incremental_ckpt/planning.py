@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from incremental_ckpt.codecs import AutoCodec
 from incremental_ckpt.errors import ConflictError
 from incremental_ckpt.format.layout import new_id
-from incremental_ckpt.format.manifest import Lineage, Manifest
+from incremental_ckpt.format.manifest import Lineage, Manifest, owner
 from incremental_ckpt.model import CheckpointRef
 from incremental_ckpt.persist import Verdict
 from incremental_ckpt.policy import Chain, ChainLimit, KindPolicy, choose_kind
@@ -39,12 +40,20 @@ class Planner:
 
     Args:
         limit: how long chains may grow.
+        auto: chooses the weights' codec; None: it is the same in all checkpoints of the job.
 
     Attributes:
         lost: another job has gone on; this one can save no more.
     """
 
-    def __init__(self, repository: Repository, job: str, environment: Mapping[str, Any], limit: ChainLimit) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        job: str,
+        environment: Mapping[str, Any],
+        limit: ChainLimit,
+        auto: AutoCodec | None = None,
+    ) -> None:
         self.lost: ConflictError | None = None
         self._repository = repository
         self._job = job
@@ -58,6 +67,8 @@ class Planner:
         self._limit = limit
         self._shares: list[float] = []  # of the deltas that count from the present parent
         self._chains: dict[int, Chain] = {}
+        self._auto = auto
+        self._weight_codec: str | None = None
 
     def begin_after(
         self,
@@ -131,7 +142,21 @@ class Planner:
             next_parent=None if base or choice.moves_parent else self._parent,
             step=facts.step, epoch=facts.epoch, loss=facts.loss, metrics=facts.metrics,
             job=self._job, lineage=self._lineage, environment=self._environment,
+            weight_codec=self._chosen_codec(self._auto) if self._auto is not None else None,
         )  # fmt: skip
+
+    def _chosen_codec(self, auto: AutoCodec) -> str:
+        assert self._lineage is not None
+        behind = restores_behind(self._lineage, self._newest_seq + 1)
+        chosen = auto.codec_after(behind)
+        if chosen != self._weight_codec:
+            log.info(
+                "codec auto: weights are saved as %s%s (restores behind this run: %d, foreseen: %d)",
+                chosen, "" if self._weight_codec is None else f" and no longer as {self._weight_codec}",
+                behind, auto.foreseen,
+            )  # fmt: skip
+        self._weight_codec = chosen
+        return chosen
 
     def chain_length(self, attempt: Attempt) -> int:
         """How many checkpoints a resume from it would replay."""
@@ -173,6 +198,16 @@ class Planner:
         self._attempts.clear()  # their number is taken: none of them can land any more
         self._newest_seq = newest.seq
         self._parent = newest.next_parent or ref_of(newest)
+
+
+def restores_behind(lineage: Sequence[Lineage], seq: int) -> int:
+    """How often the state of a checkpoint has come out of a checkpoint. A resume that nothing was saved after is none:
+    its state is gone."""
+    restores = 0
+    while seq:
+        seq = owner(lineage, seq).resumed
+        restores += seq > 0
+    return restores
 
 
 def as_base(attempt: Attempt) -> Attempt:

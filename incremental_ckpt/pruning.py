@@ -6,7 +6,7 @@ It must not know models, ranks or threads, and must not import torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -19,6 +19,7 @@ from incremental_ckpt.repository import Listing, Repository
 log = logging.getLogger("incremental_ckpt")
 
 _PASSES = 3
+_PACK = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class _Survey:
         return self._manifests[seq]
 
     def _equivalent(self, seq: int) -> Manifest | None:
-        """The equivalent base of a number, if it is one and all that it names is there."""
+        """The equivalent base of a number, if it is one and all that belongs to it is there."""
         if seq not in self._equivalents:
             found: Manifest | None = None
             own = self._manifest(seq)
@@ -204,24 +205,29 @@ class _Survey:
                     found = self._repository.equivalent(own)
                 except CorruptionError as damage:
                     log.warning("the equivalent base of seq %d is ignored: %s", seq, damage)
-            self._equivalents[seq] = found if found is not None and self._has_ranks(found) else None
+            self._equivalents[seq] = found if found is not None and self._is_there(found) else None
         return self._equivalents[seq]
 
-    def _has_ranks(self, manifest: Manifest) -> bool:
+    def _is_there(self, manifest: Manifest) -> bool:
+        """Whether its rank manifests are there, and packs of the sizes that it counts in sum."""
+        attempts: dict[tuple[int, str], Mapping[str, int]] = {}
         for ref in manifest.ranks:
             parsed = layout.parse_key(ref.key)
             assert parsed is not None, "a manifest that was read names rank manifests only"
-            if self._attempts.get((parsed.seq, parsed.attempt), {}).get(ref.key) != ref.size:
+            place = (parsed.seq, parsed.attempt)
+            attempts[place] = self._attempts.get(place, {})
+            if attempts[place].get(ref.key) != ref.size:
                 return False
-        return True
+        packs = sum(n for objects in attempts.values() for key, n in objects.items() if key.endswith(_PACK))
+        return packs + sum(ref.size for ref in manifest.ranks) >= manifest.totals.bytes
 
     def _is_whole(self, seq: int) -> bool:
-        """Whether every rank manifest along the chain is there. Packs are what `check` looks at."""
+        """Whether all that belongs to the chain is there, as far as a listing tells. `check` looks closer."""
         path: list[int] = []
         while seq not in self._whole:
             path.append(seq)
             manifest = self._manifest(seq)
-            if manifest is None or not self._has_ranks(manifest):
+            if manifest is None or not self._is_there(manifest):
                 self._whole[seq] = False
             elif manifest.parent is None or self._equivalent(seq) is not None:
                 self._whole[seq] = True
@@ -269,7 +275,7 @@ class _Survey:
             else:
                 continue  # above all numbers that were listed: perhaps an attempt that is being made
             # Rank manifests name packs, so they go first.
-            keys = sorted(objects, key=lambda key: (key.endswith(".safetensors"), key))
+            keys = sorted(objects, key=lambda key: (key.endswith(_PACK), key))
             yield Removal(seq, layout.attempt_prefix(seq, attempt), tuple(keys), sum(objects.values()), why)
 
     def _is_orphan(self, seq: int, attempt: str) -> bool:

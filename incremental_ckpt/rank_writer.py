@@ -48,6 +48,7 @@ class Attempt:
 
     Attributes:
         next_parent: what the next delta counts from if this attempt commits; None: this very checkpoint.
+        weight_codec: of the tables' weights, where it is chosen save by save.
     """
 
     seq: int
@@ -62,6 +63,7 @@ class Attempt:
     job: str
     lineage: Sequence[Lineage]
     environment: Mapping[str, Any]
+    weight_codec: str | None = None
 
     @property
     def moves_parent(self) -> bool:

@@ -104,12 +104,14 @@ class Resume:
                     raise damage
                 if damage is not None:
                     raise self._nothing_whole(passed_over, damage) from damage
+                self._agree_that_it_is_empty(step)
                 return None
             if pick.first:
                 passed_over.clear()  # what was tried before is not damaged, but forgotten meanwhile
             loaded: _Loaded | None = None
             failure: Exception | None = None
             try:
+                self._check_that_it_is_shared(pick.seq)
                 loaded = self._repository.retried(partial(self._load, pick))
             except Exception as cause:  # whatever it is, the other ranks are to hear of it
                 failure = cause
@@ -139,6 +141,46 @@ class Resume:
             chain, pick.newest or chain[-1], pick.newest_seq, complete,
             tuple(passed_over), loaded.found.bytes, self._clock() - begun, notes, loaded.schedule,
         )  # fmt: skip
+
+    def _check_that_it_is_shared(self, seq: int) -> None:
+        """Manifests are never deleted (I4), so every rank finds what rank 0 has found."""
+        if self._coordinator.rank == 0:
+            return
+        try:
+            self._repository.manifest(seq)
+        except NotFoundError as cause:
+            raise NotFoundError(
+                f"rank {self._coordinator.rank} finds no seq {seq} in {self._repository.store.url}, and rank 0 has "
+                "found it. Do all ranks see the same store? A local path is not shared between machines"
+            ) from cause
+
+    def _agree_that_it_is_empty(self, step: int | None) -> None:
+        """Raises NotFoundError on every rank where another one than rank 0 finds checkpoints: they see different
+        stores, and this would be a silent cold start."""
+        if self._coordinator.world_size == 1:
+            return
+        newest = max(report["newest"] for report in self._newest_seen(step))
+        if not newest or self._newest_seen(step)[0]["newest"]:
+            return  # or another job has begun meanwhile: the first commit tells this one
+        raise NotFoundError(
+            f"other ranks find checkpoints up to seq {newest}, and rank 0 finds none. Rank {self._coordinator.rank} "
+            f"looks into {self._repository.store.url}. Do all ranks see the same store? A local path is not shared "
+            "between machines"
+        )
+
+    def _newest_seen(self, step: int | None) -> Sequence[Report]:
+        report: Report = {"what": "empty", "step": step, "error": None, "newest": 0}
+        failure: CheckpointError | None = None
+        try:
+            report["newest"] = max(self._repository.listing().seqs, default=0)
+        except CheckpointError as cause:
+            failure = cause
+            report["error"] = written_error(cause)
+        reports = self._coordinator.meet(report)
+        check_same_call(reports)
+        if (error := failure or first_error(reports, self._coordinator.rank)) is not None:
+            raise error
+        return reports
 
     def _nothing_whole(self, passed_over: Sequence[tuple[int, str]], damage: CorruptionError) -> CorruptionError:
         newest, why = passed_over[0]

@@ -1,4 +1,4 @@
-"""Prunes a run's store after each commit, by the policies that say what to keep.
+"""Looks after a run's store after each commit: prunes by the policies that say what to keep, begins compactions.
 
 It must not know ranks or threads: it is called where nothing waits for it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from incremental_ckpt.compaction.beside import Compactions
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.events import PruneEvent
 from incremental_ckpt.policy import Keep
@@ -18,13 +19,24 @@ log = logging.getLogger("incremental_ckpt")
 
 
 class Retention:
-    """What is kept is decided from the store each time, so nothing has to be remembered over a restart."""
+    """What is kept is decided from the store each time, so nothing has to be remembered over a restart.
 
-    def __init__(self, repository: Repository, keep: Sequence[Keep]) -> None:
+    Args:
+        keep: nothing is pruned where no policy says what to keep.
+        compactions: None: no chain is compacted.
+    """
+
+    def __init__(self, repository: Repository, keep: Sequence[Keep], compactions: Compactions | None = None) -> None:
         self._repository = repository
         self._keep = keep
+        self._compactions = compactions
 
     def run(self, step: int) -> PruneEvent | None:
+        if self._compactions is not None:
+            self._compactions.run(step)
+        return self._prune(step) if self._keep else None
+
+    def _prune(self, step: int) -> PruneEvent | None:
         """Forget what no policy keeps, after the commit of a step; None where there was nothing to do.
 
         What cannot be done is told in the event and tried again after the next commit: a prune that fails costs room,

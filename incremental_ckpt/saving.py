@@ -21,7 +21,7 @@ from incremental_ckpt.agreement import (
     written_plan,
 )
 from incremental_ckpt.background import Background, Worker
-from incremental_ckpt.codecs import Codec
+from incremental_ckpt.codecs import Chosen
 from incremental_ckpt.coordinator import Coordinator
 from incremental_ckpt.errors import CheckpointError, SaveError
 from incremental_ckpt.events import Event
@@ -67,7 +67,7 @@ class Saver:
         adapter: ModelAdapter,
         tracker: Tracker,
         coordinator: Coordinator,
-        codecs: Mapping[str, Codec],
+        codecs: Chosen,
         settings: Settings,
         *,
         job: str,
@@ -76,7 +76,7 @@ class Saver:
         after_commit: Callable[[int], Event | None] | None = None,
     ) -> None:
         limit = ChainLimit(settings.chain_length, settings.chain_bytes)
-        self.planner = Planner(repository, job, environment, limit)
+        self.planner = Planner(repository, job, environment, limit, codecs.auto)
         self.call = Call()
         self.preempted = False
         self._repository = repository
@@ -87,7 +87,10 @@ class Saver:
         self._clock = clock
         self._rank, self._world_size = coordinator.rank, coordinator.world_size
         self._background = Background(
-            Persister(repository, codecs, settings, rank=self._rank, world_size=self._world_size, clock=clock),
+            Persister(
+                repository, {"weight": codecs.weight, "optimizer": codecs.optimizer}, settings,
+                rank=self._rank, world_size=self._world_size, clock=clock,
+            ),
             Worker(low_priority=settings.low_priority),
             rank=self._rank, clock=clock, after_commit=after_commit,
         )  # fmt: skip
@@ -189,7 +192,11 @@ class Saver:
                 report["changed"] = prepared.shards != self._shards_of_parent()
             if self._rank == 0 and call.go == "save" and self.planner.lost is None and not self._failed(report):
                 attempt = self.planner.plan(facts, kind)
-                report["plan"] = {**written_plan(attempt), "chain_length": self.planner.chain_length(attempt)}
+                report["plan"] = {
+                    **written_plan(attempt),
+                    "weight_codec": attempt.weight_codec,
+                    "chain_length": self.planner.chain_length(attempt),
+                }
         except Exception as cause:  # whatever it is, the other ranks are to hear of it
             failure = cause
             report["error"] = written_error(cause)
@@ -207,13 +214,14 @@ class Saver:
                 raise failure
             raise SaveError(text) from failure
         assert self._flight is None, "rank 0 saves when nothing is in flight"
-        attempt = attempt or read_plan(reports[0]["plan"], step=facts.step)
+        plan = reports[0]["plan"]
+        attempt = attempt or replace(read_plan(plan, step=facts.step), weight_codec=plan["weight_codec"])
         if any(r["changed"] for r in reports):
             attempt = as_base(attempt)  # a delta cannot bring fields that its parent's rows do not have
         assert prepared is not None
         content = self._snapshots.take(prepared, base=attempt.kind == "base")
         flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards, late=late, last=self.call.last)
-        flight.chain_length = 1 if attempt.parent is None else reports[0]["plan"]["chain_length"]
+        flight.chain_length = 1 if attempt.parent is None else plan["chain_length"]
         return self._hand_over(flight, content, begun)
 
     def _shards_of_parent(self) -> tuple[Shard, ...]:

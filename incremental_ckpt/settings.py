@@ -30,6 +30,8 @@ class Settings:
         chain_length: a chain has at most so many checkpoints, the base included: the next one is a base; None: no
             limit.
         chain_bytes: likewise, what a resume may have to read, foretold by the size of the last delta; None: no limit.
+        compact_after: where a chain has at least so many deltas, its newest checkpoint is compacted while training goes
+            on, in a process of its own; None: never. The store must be given as a path or URL. See docs/policies.md.
         low_priority: the background is the last in line for a core, but does get its turn (Linux: nice 19).
     """
 
@@ -44,13 +46,14 @@ class Settings:
     grace_seconds: float = 30.0
     chain_length: int | None = 100
     chain_bytes: int | None = None
+    compact_after: int | None = None
     low_priority: bool = True
 
     def __post_init__(self) -> None:
         for name in ("pack_bytes", "entry_bytes", "snapshot_bytes", "preimage_bytes", "read_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Settings.{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("chain_length", "chain_bytes"):
+        for name in ("chain_length", "chain_bytes", "compact_after"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"Settings.{name} must be at least 1 or None, not {getattr(self, name)}")
         if not 0 <= self.grace_seconds < float("inf"):

@@ -9,7 +9,16 @@ import os
 from dataclasses import fields
 from typing import Any, Protocol
 
-from incremental_ckpt.events import Event, FailureEvent, IntervalEvent, PruneEvent, ResumeEvent, SaveEvent, SkipEvent
+from incremental_ckpt.events import (
+    CompactEvent,
+    Event,
+    FailureEvent,
+    IntervalEvent,
+    PruneEvent,
+    ResumeEvent,
+    SaveEvent,
+    SkipEvent,
+)
 
 
 class ScalarWriter(Protocol):
@@ -50,6 +59,8 @@ class TensorBoardWriter:
                 self._add("interval", event)
             case PruneEvent():
                 self._add("prune", event, forgotten=len(event.forgotten), failures=len(event.failures))
+            case CompactEvent():
+                self._add("compact", event, failed=float(bool(event.failure)))
 
     def close(self) -> None:
         """Close the writer, if it was made here."""

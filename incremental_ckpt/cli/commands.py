@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,8 +16,6 @@ from incremental_ckpt.errors import CorruptionError
 
 Verb = Callable[[], int]
 """A parsed command: run after typer is done, so that its errors are ours to report."""
-
-_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="ickpt",
@@ -46,10 +44,11 @@ def run(args: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         verb = command.main(args=list(args) or ["--help"], prog_name="ickpt", standalone_mode=False)
-    except _USAGE_ERROR as error:
+    except upkeep.UsageError as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "ickpt"
-        print_error(f"{error.format_message().rstrip('.')}. `{path} --help` explains")
+        message = error.format_message().rstrip(".")
+        print_error(f"{message}{'' if message.endswith('?') else '.'} `{path} --help` explains")
         return USAGE
     except typer.Abort:
         raise KeyboardInterrupt from None
@@ -94,9 +93,9 @@ def list_checkpoints(url: Url, as_json: Json = False) -> Verb:
         if as_json:
             typer.echo(facts.to_json(facts.catalogue_json(found)))
         else:
-            from incremental_ckpt.cli import tables
+            from incremental_ckpt.cli.catalogue import show_catalogue
 
-            tables.show_catalogue(url, found)
+            show_catalogue(url, found)
         if found.unreadable:
             seq, error = found.unreadable[0]
             others = len(found.unreadable) - 1

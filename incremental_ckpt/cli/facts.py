@@ -164,8 +164,11 @@ def _tables(ranks: Sequence[RankManifest]) -> tuple[TableFacts, ...]:
         before = found.get(shard.table) or TableFacts(
             shard.table, shard.table_rows, shard.table_cols, 0, part.replicated, (), 0, 0
         )
-        # Column shards carry the same rows; and rows that a later entry overrides are no further rows.
-        carried = sum(part.row_count(entry) for entry in part.entries if entry.field == WEIGHT)
+        # Column shards carry the same rows. Rows that a later entry overrides are no further rows, and raw ones beside
+        # quantized records neither.
+        weights = [entry for entry in part.entries if entry.field == WEIGHT]
+        quantized = [entry for entry in weights if entry.codec != "raw"]
+        carried = sum(part.row_count(entry) for entry in quantized or weights)
         found[shard.table] = dataclasses.replace(
             before,
             shards=before.shards + 1,

@@ -6,7 +6,7 @@ It must not know repositories or stores.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -14,14 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from incremental_ckpt.cli import text
-from incremental_ckpt.cli.facts import Catalogue, CheckFacts, CheckpointFacts, FieldFacts
+from incremental_ckpt.cli.catalogue import STYLES
+from incremental_ckpt.cli.facts import CheckFacts, CheckpointFacts, FieldFacts
 from incremental_ckpt.comparison import TableDifference
-from incremental_ckpt.model import CheckpointInfo
 from incremental_ckpt.pruning import PruneReport
 
-_STYLES = {"base": "cyan", "unreadable": "red"}
 _GAP = 2
-_METRICS = 4
 _CHAIN_HEAD, _CHAIN_TAIL = 2, 8
 # Wide enough for any table: one line per row, which a narrow terminal wraps and a pipe keeps whole.
 _UNBOUNDED = 100_000
@@ -46,45 +44,6 @@ def console(stream: TextIO) -> Console:
     )
 
 
-def show_catalogue(url: str, found: Catalogue) -> None:
-    out = console(sys.stdout)
-    if not found.checkpoints and not found.unreadable:
-        out.print(f"{text.printable(url)} holds no checkpoint yet")
-        return
-    infos = found.checkpoints
-    columns: list[tuple[str, Callable[[CheckpointInfo], str]]] = [
-        ("seq", lambda i: str(i.seq)),
-        ("step", lambda i: str(i.step)),
-        ("kind", lambda i: i.kind),
-        ("parent", lambda i: "-" if i.parent is None else str(i.parent)),
-        ("rows", lambda i: f"{i.rows:,}"),
-        ("of all", lambda i: text.share(i.rows, i.table_rows)),
-        ("size", lambda i: text.size(i.bytes)),
-    ]
-    if any(i.epoch is not None for i in infos):
-        columns.append(("epoch", lambda i: "-" if i.epoch is None else str(i.epoch)))
-    if any(i.loss is not None for i in infos):
-        columns.append(("loss", lambda i: _number(i.loss)))
-    metrics = sorted({name for i in infos for name in i.metrics})
-    columns += [(text.printable(name), _metric(name)) for name in metrics[:_METRICS]]
-    columns.append(("created (UTC)", lambda i: text.time(i.created)))
-    table = _table([name for name, _ in columns], left={"kind"})
-    rows = [(i.seq, [cell(i) for _, cell in columns], _STYLES.get(i.kind, "")) for i in infos]
-    rows += [
-        (seq, [str(seq), "-", "unreadable", *["-"] * (len(columns) - 3)], _STYLES["unreadable"])
-        for seq, _ in found.unreadable
-    ]
-    for _, cells, style in sorted(rows, key=lambda row: row[0]):
-        table.add_row(*(Text(cell, style=style if column == 2 else "") for column, cell in enumerate(cells)))
-    out.print(table)
-    total = f"{text.count(len(infos), 'checkpoint')}, {text.size(sum(i.bytes for i in infos))}"
-    if found.unreadable:
-        total += f"; {len(found.unreadable)} unreadable"
-    if len(metrics) > _METRICS:
-        total += f"; {text.count(len(metrics) - _METRICS, 'more metric')} (--json)"
-    out.print(total, style="dim")
-
-
 def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
     out, info = console(sys.stdout), facts.checkpoint
     out.print(f"checkpoint {info.seq} of {text.printable(url)}", style="bold")
@@ -95,8 +54,8 @@ def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
             ("kind", info.kind if info.parent is None else f"{info.kind} on {info.parent}"),
             ("created", f"{text.time(info.created)} UTC"),
             ("epoch", "-" if info.epoch is None else str(info.epoch)),
-            ("loss", _number(info.loss)),
-            *((name, _number(value)) for name, value in sorted(info.metrics.items())),
+            ("loss", text.number(info.loss)),
+            *((name, text.number(value)) for name, value in sorted(info.metrics.items())),
             ("rows", f"{info.rows:,} of {info.table_rows:,} ({text.share(info.rows, info.table_rows)})"),
             ("size", text.size(info.bytes)),
             ("job", f"{info.job}, attempt {info.attempt}, {text.count(info.world_size, 'rank')}"),
@@ -111,7 +70,7 @@ def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
             chain.add_row("...", "", Text(f"{left_out} more", "dim"))
         if left_out > 1 and _CHAIN_HEAD <= place < len(facts.chain) - _CHAIN_TAIL:
             continue
-        kind = Text("equivalent base" if link.compacted else link.kind, _STYLES.get(link.kind, ""))
+        kind = Text("equivalent base" if link.compacted else link.kind, STYLES.get(link.kind, ""))
         chain.add_row(str(link.seq), str(link.step), kind, f"{link.rows:,}", text.size(link.bytes))
     out.print(chain)
     _heading(out, "tables", text.count(len(facts.tables), "table"))
@@ -174,7 +133,7 @@ def show_prune(url: str, report: PruneReport) -> None:
     besides = [seq for seq in plan.kept if seq not in plan.wanted]
     out.print(f"keeps    {text.ranges(plan.wanted) or 'none'}")
     if besides:
-        out.print(f"         {text.ranges(besides)} besides: needed by these, or in use")
+        out.print(f"         {text.ranges(besides)} besides: needed by these (`ickpt compact` ends that), or in use")
     if plan.damaged:
         out.print(f"damaged  {text.ranges(plan.damaged)}: not counted (`ickpt check` tells more)", style="red")
     forgets = "forgot " if report.executed else "forgets"
@@ -189,13 +148,14 @@ def show_prune(url: str, report: PruneReport) -> None:
 def show_differences(found: Sequence[TableDifference]) -> None:
     out = console(sys.stdout)
     fields = list(dict.fromkeys(name for each in found for name in each.fields))
-    columns = ["table", "rows", "changed", "of all", *(text.printable(name) for name in fields), "what"]
-    table = _table(columns, left={"table", "what"})
+    columns = ["table", "rows", "changed", "of all", *(text.printable(name) for name in fields)]
+    compared = all(each.what in ("same", "changed") for each in found)
+    table = _table(columns if compared else [*columns, "what"], left={"table", "what"})
     for each in found:
         counts = [f"{each.fields[name]:,}" if name in each.fields else "-" for name in fields]
         shown = "" if each.what in ("same", "changed") else each.what
         cells = [text.printable(each.table), f"{each.rows:,}", f"{each.changed:,}", text.share(each.changed, each.rows)]
-        table.add_row(*(Text(cell) for cell in (*cells, *counts, shown)))
+        table.add_row(*(Text(cell) for cell in (*cells, *counts, *([] if compared else [shown]))))
     out.print(table)
 
 
@@ -246,14 +206,6 @@ def _pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         out.print(Text.assemble((f"  {text.printable(name):<{width}}  ", "dim"), text.printable(value)))
-
-
-def _metric(name: str) -> Callable[[CheckpointInfo], str]:
-    return lambda info: _number(info.metrics.get(name))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
 
 
 def _field(field: FieldFacts) -> str:

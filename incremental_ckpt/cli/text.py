@@ -38,6 +38,19 @@ def time(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def width(text: str) -> int:
+    """Cells that it takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
 def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Verb = Callable[[], int]
 
+UsageError: Any = typer.BadParameter.__base__
+"""Says what is wrong without typer's own words before it."""
+
 Url = Annotated[str, typer.Argument(metavar="URL", help="The store: a local path or a URL, as given to Checkpointer.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON: a contract, see docs/operations.md.")]
 Seq = Annotated[int | None, typer.Option("--seq", min=1, metavar="N", help="Its number; default: the newest.")]
@@ -108,7 +111,7 @@ def export(
 ) -> Verb:
     """Write the model for others: torch.save's file, safetensors, or a torch.distributed.checkpoint directory."""
     if form not in ("torch", "safetensors", "dcp"):
-        raise typer.BadParameter(f"--format must be torch, safetensors or dcp, not {form!r}")
+        raise UsageError(f"--format must be torch, safetensors or dcp, not {form!r}")
 
     def verb() -> int:
         repository = _repository(url, read_only=True)
@@ -238,18 +241,18 @@ def _compacted(url: str, report: dict[str, Any]) -> str:
 def _size(size: str) -> int:
     match = _SIZE.fullmatch(size.strip())
     if match is None:
-        raise typer.BadParameter(f"--memory must be a size such as 512MiB or 2GB, not {size!r}")
+        raise UsageError(f"--memory must be a size such as 512MiB or 2GB, not {size!r}")
     unit = match[2] or ""
     found = int(float(match[1]) * (_BINARY_UNITS.get(unit) or _UNITS[unit]))
     if found < 64 * 2**20:
-        raise typer.BadParameter(f"--memory must be 64MiB at least, not {size!r}")
+        raise UsageError(f"--memory must be 64MiB at least, not {size!r}")
     return found
 
 
 def _part(shard: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", shard)
     if match is None or int(match[1]) >= int(match[2]):
-        raise typer.BadParameter(f"--shard must be I/N with I from 0 to N-1, such as 0/4, not {shard!r}")
+        raise UsageError(f"--shard must be I/N with I from 0 to N-1, such as 0/4, not {shard!r}")
     return int(match[1]), int(match[2])
 
 
@@ -264,8 +267,8 @@ def _policies(last: int | None, every: int | None, best: Sequence[str]) -> list[
     for each in best:
         match = re.fullmatch(r"(.+?):([1-9][0-9]{0,8})(?::(min|max))?", each)
         if match is None:
-            raise typer.BadParameter(f"--keep-best must be METRIC:K or METRIC:K:min, not {each!r}")
+            raise UsageError(f"--keep-best must be METRIC:K or METRIC:K:min, not {each!r}")
         found.append(KeepBest(int(match[2]), match[1], "min" if match[3] == "min" else "max"))
     if not found:
-        raise typer.BadParameter("say what to keep: --keep-last K, --keep-every STEPS or --keep-best METRIC:K")
+        raise UsageError("say what to keep: --keep-last K, --keep-every STEPS or --keep-best METRIC:K")
     return found

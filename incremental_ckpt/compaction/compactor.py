@@ -17,6 +17,7 @@ from incremental_ckpt.format.manifest import Manifest, RankManifest, RankRef, To
 from incremental_ckpt.format.sealed import digest_of
 from incremental_ckpt.model import Shard
 from incremental_ckpt.repository import Link, Repository
+from incremental_ckpt.repository.read import chain_ranks
 from incremental_ckpt.repository.records import distinct
 
 MIB = 1 << 20
@@ -100,7 +101,7 @@ class _Compactor:
         links = self.repository.links(self.seq)
         if len(links) == 1:
             return CompactReport(self.seq, 1, True, (), 0, 0, 0)
-        ranks = [self.repository.rank_manifests(link.tables) for link in links]
+        ranks = chain_ranks(self.repository, links)
         shards = distinct(entries.shard for rank in ranks[-1] for entries in rank.shards)
         attempts = [attempt_id(links, ranks, part, self.parts) for part in range(self.parts)]
         own = shards_of_part(shards, self.part, self.parts)

@@ -14,6 +14,7 @@ import torch
 from incremental_ckpt.format.manifest import RankManifest
 from incremental_ckpt.model import WEIGHT, Field
 from incremental_ckpt.repository import Link, Repository
+from incremental_ckpt.repository.read import chain_ranks
 from incremental_ckpt.repository.records import MIB, SpanReader, TableRecords
 from incremental_ckpt.restore import Found, load_state
 
@@ -82,7 +83,7 @@ class Content:
 
 def gather(repository: Repository, seq: int, *, optimizer: bool) -> Content:
     links = repository.links(seq)
-    ranks = [repository.rank_manifests(link.tables) for link in links]
+    ranks = chain_ranks(repository, links)
     names = sorted({entries.shard.table for rank in ranks[-1] for entries in rank.shards})
     reader = SpanReader(repository, _KEPT)
     weights, rows = dict[str, Rows](), dict[str, dict[str, Rows]]()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from incremental_ckpt.errors import StorageError
+from incremental_ckpt.errors import CorruptionError, StorageError
 from incremental_ckpt.exporting.content import Content, gather
 from incremental_ckpt.repository import Repository
 
@@ -74,9 +74,17 @@ def export(
     if place.exists() or place.is_symlink():
         raise StorageError(f"{place} exists: give a new name, nothing is ever overwritten")
     wanted = repository.resolve(seq)
-    content = repository.retried(lambda: gather(repository, wanted, optimizer=optimizer))
     write = importlib.import_module(f"incremental_ckpt.exporting.{_WRITERS[format]}").write
-    nbytes = _write_whole(content, place, write)
+
+    def gather_and_write() -> tuple[Content, int]:
+        content = gather(repository, wanted, optimizer=optimizer)
+        return content, _write_whole(content, place, write)
+
+    try:
+        content, nbytes = repository.retried(gather_and_write)
+    except CorruptionError:
+        repository.resolve(wanted)  # a prune may have passed: then it is not damaged, but gone
+        raise
     return ExportReport(
         wanted, content.step, format, len(content.tables), len(content.dense), content.optimizer is not None, nbytes
     )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from incremental_ckpt.errors import CheckpointError, StorageError
 from incremental_ckpt.format import layout
-from incremental_ckpt.format.manifest import Manifest, RankManifest, Span
+from incremental_ckpt.format.manifest import Manifest, RankManifest, RankRef, Span
 from incremental_ckpt.format.pack import checksum, read_header
 from incremental_ckpt.model import Field
-from incremental_ckpt.repository.read import ChainShards, TableChain, read_span
+from incremental_ckpt.repository.read import ChainShards, TableChain, chain_ranks, read_span
 
 if TYPE_CHECKING:
     from incremental_ckpt.repository.core import Link, Listing, Repository
@@ -125,14 +125,16 @@ class _Check:
             self.bytes_read += ref.size
             try:
                 rank = self._repository.rank_manifest(ref)
-                problems += self._packs(manifest.seq, rank)
+                problems += self._packs(manifest.seq, rank, ref)
             except CheckpointError as error:
                 problems.append(_problem(manifest.seq, ref.key, error))
         return problems
 
-    def _packs(self, seq: int, rank: RankManifest) -> list[Problem]:
+    def _packs(self, seq: int, rank: RankManifest, ref: RankRef) -> list[Problem]:
         sizes = {o.key: o.size for o in self._repository.store.list(layout.attempt_prefix(rank.seq, rank.attempt))}
         problems = []
+        if sizes.get(ref.key) != ref.size:
+            problems.append(Problem(seq, ref.key, f"has {sizes.get(ref.key)} bytes instead of {ref.size}"))
         if rank.vote != "ok":
             problems.append(Problem(seq, "", f"rank {rank.rank} voted {rank.vote}: {rank.error}"))
         for pack in rank.packs:
@@ -191,8 +193,11 @@ class _Check:
         return self._layouts[digest]
 
     def _missing_rows(self, links: list[Link]) -> list[Problem]:
-        ranks = [self._repository.rank_manifests(link.tables) for link in links]
         newest = links[-1].manifest.seq
+        try:
+            ranks = chain_ranks(self._repository, links)
+        except CheckpointError as error:
+            return [_problem(newest, "", error)]
         problems = []
         shards = {(s.shard.table, s.shard.col_start): s.shard for rank in ranks[-1] for s in rank.shards}
         found = ChainShards(ranks)

@@ -26,7 +26,7 @@ from incremental_ckpt.format.manifest import (
     Wanted,
     ancestors,
 )
-from incremental_ckpt.format.sealed import digest_of
+from incremental_ckpt.format.sealed import MAX_BYTES, digest_of
 from incremental_ckpt.model import CheckpointInfo, CheckpointRef
 from incremental_ckpt.repository.check import CheckReport, check_repository
 from incremental_ckpt.repository.read import read_table
@@ -80,6 +80,7 @@ class Repository:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._manifests: dict[str, Manifest] = {}
+        self._too_large: dict[str, int] = {}
         self._exists = self._recognise()
 
     def _recognise(self) -> bool:
@@ -96,19 +97,41 @@ class Repository:
 
     def _repo_file(self) -> memoryview | None:
         try:
-            return self.store.get(layout.REPO)
+            return self._read_repo_file()
         except NotFoundError:
             first = next(iter(self.store.list()), None)
         if first is None:
             return None
         try:
-            return self.store.get(layout.REPO)  # another job may have created it since, before anything else
+            return self._read_repo_file()  # another job may have created it since, before anything else
         except NotFoundError:
             raise FormatError(
                 f"{self.store.url} is not a repository: it has no {layout.REPO}, but holds other objects "
                 f"({first.key!r} and perhaps more). "
                 "Nothing was touched. Give an empty location, or the one that holds the checkpoints"
             ) from None
+
+    def _read_repo_file(self) -> memoryview:
+        """As this version writes it, in one read of that size; else whatever it is, if it is not too large."""
+        usual = RepoFile(FORMAT, ()).to_bytes()
+        try:
+            if (found := self.store.get(layout.REPO, 0, len(usual))) == usual:
+                return found
+        except CorruptionError:
+            pass  # shorter, as the listing will tell
+        for stored in self.store.list(layout.REPO):
+            if stored.key == layout.REPO:
+                self._check_size(layout.REPO, stored.size)
+        return self.store.get(layout.REPO)
+
+    def _check_size(self, key: str, size: int) -> None:
+        """Raises CorruptionError where an object is too large to be a document: before it is read into memory."""
+        if size > MAX_BYTES:
+            raise CorruptionError(
+                f"{key} in {self.store.url} is damaged: with {size} bytes it is too large. Restore it from a copy, or "
+                "resume an ancestor",
+                key=key, expected=f"at most {MAX_BYTES} bytes", found=f"{size} bytes",
+            )  # fmt: skip
 
     @property
     def exists(self) -> bool:
@@ -129,6 +152,8 @@ class Repository:
             parsed = layout.parse_key(stored.key)
             if parsed is None or parsed.seq <= after:
                 continue
+            if stored.size > MAX_BYTES:
+                self._too_large[stored.key] = stored.size
             if parsed.what == "manifest":
                 seqs.add(parsed.seq)
             elif parsed.what == "gone":
@@ -148,6 +173,7 @@ class Repository:
 
     def _read_manifest(self, key: str, seq: int) -> Manifest:
         if (known := self._manifests.get(key)) is None:
+            self._check_size(key, self._too_large.get(key, 0))
             known = Manifest.from_bytes(self.store.get(key), key)
             if known.seq != seq:
                 raise CorruptionError(
@@ -282,13 +308,8 @@ class Repository:
 
     def rank_manifest(self, ref: RankRef, wanted: Wanted | None = None) -> RankManifest:
         """Args: wanted: which of its shards; None: all."""
-        raw = self.store.get(ref.key)
-        if len(raw) != ref.size:
-            raise CorruptionError(
-                f"{ref.key} in {self.store.url} has {len(raw)} bytes instead of {ref.size}. Restore it from a copy, "
-                "or resume an ancestor",
-                key=ref.key, expected=f"{ref.size} bytes", found=f"{len(raw)} bytes",
-            )  # fmt: skip
+        self._check_size(ref.key, ref.size)
+        raw = self.store.get(ref.key, 0, ref.size)
         if wanted is None:
             found = RankManifest.from_bytes(raw, ref.key)
         else:
@@ -340,7 +361,9 @@ class Repository:
         """What ``job`` is to be told when ``winner``, of another job, holds its number or one above."""
         return ConflictError(
             f"another job ({winner.job}) has committed seq {winner.seq} (step {winner.step}) in {self.store.url} while "
-            f"this one ({job}) was running. Stop this job: its state is not the newest any more"
+            f"this one ({job}) was running. Stop this job: its state is not the newest any more, and its process can "
+            "save no more, not even after a resume. A new process may go on from the newest checkpoint once the other "
+            "has ended"
         )
 
     def _stored(self, key: str) -> bytes | None:
@@ -356,11 +379,10 @@ class Repository:
 
     def resume_markers(self) -> list[Resume]:
         """All resumes of this run, each with the number resumed from and the newest of that time."""
-        return [
-            Resume.from_bytes(self.store.get(o.key), o.key)
-            for o in self.store.list(layout.RESUMES)
-            if layout.parse_key(o.key)
-        ]
+        stored = [one for one in self.store.list(layout.RESUMES) if layout.parse_key(one.key)]
+        for one in stored:
+            self._check_size(one.key, one.size)
+        return [Resume.from_bytes(self.store.get(one.key), one.key) for one in stored]
 
     def fallbacks(self, seq: int, listing: Listing) -> Iterator[Manifest]:
         """What may be resumed instead of a damaged ``seq``, best first: its ancestors, and nothing that merely has a

@@ -16,10 +16,16 @@ from incremental_ckpt.format.manifest import RankManifest, ShardEntries, Span
 from incremental_ckpt.format.pack import checksum
 from incremental_ckpt.format.replay import MissingRows, Read, plan_reads
 from incremental_ckpt.format.rowset import decode_rows
-from incremental_ckpt.model import Field, Shard
+from incremental_ckpt.model import DTYPE_BYTES, Field, Shard
 
 if TYPE_CHECKING:
     from incremental_ckpt.repository.core import Link, Repository
+
+_BELIEVED_BYTES = 64 << 20
+"""A field of a table up to this size is not asked whether its bytes exist."""
+
+_MOST_COMPRESSED = 64
+"""No codec makes more of a byte: 2 bits for 64 are 32 times."""
 
 
 def read_span(repository: Repository, ranks: RankManifest, span: Span, into: memoryview | None = None) -> memoryview:
@@ -105,12 +111,71 @@ class TableChain:
         return np.frombuffer(raw, dtype=np.uint8).reshape(-1, read.entry.record)
 
 
+def chain_ranks(repository: Repository, links: Sequence[Link]) -> list[list[RankManifest]]:
+    """Per link the rank manifests that its tables are read from.
+
+    Raises:
+        CorruptionError: they declare a table that their packs cannot hold.
+    """
+    ranks = [repository.rank_manifests(link.tables) for link in links]
+    check_backing(repository, ranks)
+    return ranks
+
+
+def check_backing(repository: Repository, ranks: Sequence[Sequence[RankManifest]]) -> None:
+    """Make sure that large tables are backed by bytes: memory is reserved for what is declared, before it is read.
+
+    Raises:
+        CorruptionError: a table is declared that the packs cannot hold, or a pack has another size.
+        NotFoundError: a pack is missing.
+    """
+    declared = dict[tuple[str, str], int]()
+    for rank in ranks[-1]:
+        for shard in (part.shard for part in rank.shards):
+            for field in shard.fields:
+                width = shard.table_cols if field.width == shard.cols else field.width
+                size = shard.table_rows * width * DTYPE_BYTES[field.dtype]
+                if size > _BELIEVED_BYTES:
+                    declared[shard.table, field.name] = size
+    if not declared:
+        return
+    held = {place: dict[tuple[str, int], int]() for place in declared}
+    packs: dict[str, int] = {}
+    for rank in (rank for link in ranks for rank in link):
+        for part in rank.shards:
+            for entry in part.entries:
+                if (spans := held.get((part.shard.table, entry.field))) is not None:
+                    pack = rank.packs[entry.at.pack]
+                    spans[pack.key, entry.at.begin] = entry.at.size
+                    packs[pack.key] = pack.size
+    for (table, name), size in declared.items():
+        found = sum(held[table, name].values())
+        if size > found * _MOST_COMPRESSED:
+            key = ranks[-1][0].key
+            raise CorruptionError(
+                f"{key} in {repository.store.url} declares table {table!r} with {size} bytes of {name!r}, and the "
+                f"chain holds {found} bytes of records. Restore it from a copy, or resume an ancestor",
+                key=key, expected=f"records of {size} bytes", found=f"{found} bytes",
+            )  # fmt: skip
+    folders = {key.rpartition("/")[0] + "/" for key in packs}
+    sizes = {one.key: one.size for folder in sorted(folders) for one in repository.store.list(folder)}
+    for key, size in packs.items():
+        if key not in sizes:
+            raise NotFoundError(f"no object {key} in {repository.store.url}", key=key)
+        if sizes[key] != size:
+            raise CorruptionError(
+                f"{key} in {repository.store.url} has {sizes[key]} bytes instead of {size}. Restore it from a copy, or "
+                "resume an ancestor",
+                key=key, expected=f"{size} bytes", found=f"{sizes[key]} bytes",
+            )  # fmt: skip
+
+
 def field_of(shard: Shard, name: str) -> Field | None:
     return next((f for f in shard.fields if f.name == name), None)
 
 
 def read_table(repository: Repository, links: Sequence[Link], name: str, rows: slice, field: str) -> np.ndarray:
-    ranks = [repository.rank_manifests(link.tables) for link in links]
+    ranks = chain_ranks(repository, links)
     table = TableChain(repository, ChainShards(ranks), name)
     newest = table.chain[-1]
     if not newest:

@@ -5,11 +5,13 @@ It must not know what the bytes mean, and repeats nothing.
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -70,6 +72,7 @@ class FsspecStore:
         protocol = self._fs.protocol
         self._protocols = {protocol} if isinstance(protocol, str) else {*protocol}
         self._in_memory = "memory" in self._protocols
+        self._on_disk = "file" in self._protocols
         self._at_close = bool(self._protocols & _AT_CLOSE)
         # Whether mode "xb" excludes other writers: None until the first write has found out.
         self._exclusive: bool | None = None
@@ -124,6 +127,7 @@ class FsspecStore:
             split_key(key)
             self._check_writable("delete", key)
             with self._reporting(f"delete {key} in"):
+                self._refuse_links(key.rpartition("/")[0])
                 self._remove(self._root + key)
 
     def close(self) -> None:
@@ -215,11 +219,15 @@ class FsspecStore:
                     file.write(view)
             file.close()
         except BaseException:
-            # Closing it, now or when it is collected, would make an object of what was written so far.
-            with suppress(Exception):
-                file.discard()
-            with suppress(AttributeError):
-                file.closed = True
+            if self._at_close:
+                # Closing it, now or when it is collected, would make an object of what was written so far.
+                with suppress(Exception):
+                    file.discard()
+                with suppress(AttributeError):
+                    file.closed = True
+            else:
+                with suppress(Exception):  # else the bytes of a hidden file stay taken for as long as the error lives
+                    file.close()
             raise
         found = self._fs.info(path)["size"]
         if found != content.size:
@@ -255,6 +263,7 @@ class FsspecStore:
     def _size(self, key: str) -> int | None:
         """Bytes of the object; None if there is none."""
         path = self._root + key
+        self._refuse_links(key)
         self._fs.invalidate_cache()
         try:
             found = self._fs.info(path)
@@ -268,14 +277,36 @@ class FsspecStore:
             return
         with self._reporting(f"list {prefix!r} in"):
             self._fs.invalidate_cache()
+            folder = "".join(f"{name}/" for name in folders)
+            self._refuse_links(folder.rstrip("/"))
             try:
-                found = self._fs.find(self._root + "".join(f"{name}/" for name in folders), detail=True)
+                sizes = self._sizes_below(self._root + folder)
             except (FileNotFoundError, NotADirectoryError):
-                found = {}
-        sizes = {path.removeprefix(self._root): facts["size"] for path, facts in found.items()}
+                sizes = {}
         for key in sorted(sizes):
             if key > after and key.startswith(prefix) and not any(name.startswith(".") for name in key.split("/")):
                 yield StoredObject(key, int(sizes[key]))
+
+    def _sizes_below(self, folder: str) -> dict[str, int]:
+        """Bytes by key. On a disk no link is followed: fsspec would, out of the root and round in circles."""
+        if self._on_disk:
+            paths = (f"{parent}/{name}" for parent, _, names in os.walk(folder.rstrip("/")) for name in names)
+            return {path.removeprefix(self._root): os.lstat(path).st_size for path in paths}
+        found = self._fs.find(folder, detail=True)
+        return {path.removeprefix(self._root): facts["size"] for path, facts in found.items()}
+
+    def _refuse_links(self, key: str) -> None:
+        """Raises StorageError if a link stands below the root of a disk: it could lead anywhere."""
+        if not self._on_disk:
+            return
+        path = Path(self._root)
+        for name in key.split("/"):
+            path /= name
+            if path.is_symlink():
+                raise StorageError(
+                    f"cannot use {key} in {self._url}: {path} is a link, and links inside a store are never followed: "
+                    "put the file itself there"
+                )
 
     def _remove(self, path: str) -> None:
         try:

@@ -16,6 +16,8 @@ from incremental_ckpt.storage.base import Buffer, Store, StoredObject
 
 T = TypeVar("T")
 _MOST_DOUBLINGS = 30
+# Of its own: the global generator belongs to the training, whose numbers must not depend on what was repeated (I8).
+_CHANCE = random.SystemRandom()
 
 
 class GivenUpError(StorageError):
@@ -38,7 +40,7 @@ class Retry:
     within: float = 300.0
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    uniform: Callable[[], float] = random.random
+    uniform: Callable[[], float] = _CHANCE.random
 
     def call(self, operation: Callable[[], T]) -> T:
         """The result of the first try that succeeds.

@@ -10,8 +10,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from incremental_ckpt.errors import StorageError
 
-FAILURES: tuple[type[Exception], ...] = (ClientError, BotoCoreError, OSError)
-"""What a call of a boto3 client raises, and the reading of a body."""
+FAILURES: tuple[type[Exception], ...] = (ClientError, BotoCoreError, OSError, RecursionError)
+"""What a call of a boto3 client raises, and the reading of a body. A redirect to nowhere it follows without end."""
 
 MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 EXISTS = frozenset({"412", "PreconditionFailed"})
@@ -80,6 +80,7 @@ _ADVICE_BY_TYPE: dict[type[Exception], str] = {
     failures.SSLError: "check the certificate of the endpoint (AWS_CA_BUNDLE)",
     failures.HTTPClientError: _CHECK_ENDPOINT,
     failures.ConnectionError: _CHECK_ENDPOINT,
+    RecursionError: f"the service redirects and names no region: {_CHECK_ENDPOINT}, and the region",
     ValueError: _CHECK_ENDPOINT,
 }
 # A connection that fails or breaks off, and a service of the machine that hands out credentials and did not answer.

@@ -142,6 +142,8 @@ class S3Server:
 
 
 class _Quiet(WSGIRequestHandler):
+    disable_nagle_algorithm = True  # head and body are two writes: the second one would wait for the client
+
     def log(self, type: str, message: str, *args: Any) -> None:
         pass
 

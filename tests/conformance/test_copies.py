@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,8 +66,19 @@ def test_a_synced_repository_goes_on_from_disk_to_s3_and_back(tmp_path: Path, bu
 def test_a_folder_copied_with_its_repository_goes_on(tmp_path: Path) -> None:
     states = truth("adagrad", 4)
     live(LocalStore(tmp_path / "run"), 0, 2)
-    shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=shutil.copyfile)
+    subprocess.run(["cp", "-r", tmp_path / "run", tmp_path / "copy"], check=True)
     assert_same(live(LocalStore(tmp_path / "copy"), 2, 4).copy(), states[4])
+
+
+def test_a_repository_of_a_bucket_goes_on_in_a_folder_and_in_another_bucket(
+    tmp_path: Path, bucket: Callable[[], Store], s3_server: S3Server, aws: Any
+) -> None:
+    states = truth("adagrad", 4)
+    live(bucket(), 0, 2)
+    elsewhere = S3Store(f"s3://{BUCKET}/{secrets.token_hex(8)}?endpoint_url={s3_server.url}", session=aws)
+    for copy in (LocalStore(tmp_path / "copy"), elsewhere):
+        sync(bucket(), copy)
+        assert_same(live(copy, 2, 4).copy(), states[4])
 
 
 def test_a_second_sync_carries_what_is_new(tmp_path: Path, bucket: Callable[[], Store]) -> None:

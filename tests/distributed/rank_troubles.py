@@ -138,16 +138,45 @@ def a_store_that_hangs(rank: int, world_size: int, url: str) -> dict[str, Any]:
     return {"seen": seen, "rows": rows, "seqs": seqs_in(url)}
 
 
-def a_death_in_a_save(rank: int, world_size: int, url: str) -> Seen:
+def a_store_that_is_slow(rank: int, world_size: int, url: str) -> dict[str, Any]:
+    """The store of rank 1 answers late, and in time."""
+    connect()
+    run = Run(rank)
+    store = FaultStore(LocalStore(url))
+    with run.checkpointer(store) as checkpointer:
+        run.step(0)
+        checkpointer.save_checkpoint(1).wait()
+        run.step(10)
+        stall = store.inject(Stall(on("put", "data/*"))) if rank == 1 else None
+        handle = checkpointer.save_checkpoint(2)
+        assert stall is None or stall.reached.wait(20)
+        torch.distributed.barrier()
+        done, seqs = handle.done(), seqs_in(url)
+        torch.distributed.barrier()
+        run.step(20)  # training goes on, and what it changes is of the next save
+        if stall is not None:
+            stall.release()
+        saved = handle.wait()
+        next_rows = checkpointer.save_checkpoint(3).wait().rows
+    return {"done": done, "seqs": seqs, "rows": [saved.rows, next_rows]}
+
+
+def a_death_in_a_save(rank: int, world_size: int, url: str, dying: int) -> dict[str, Seen]:
     connect()
     run = Run(rank)
     store = FaultStore(LocalStore(url))
     checkpointer = run.checkpointer(store, timeout=1.5)
     run.step(0)
     checkpointer.save_checkpoint(1).wait()
-    if rank == 1:
-        store.inject(lambda op, perform: os._exit(9) if op.kind == "put" else perform(op))
-    return error_of(checkpointer.save_checkpoint(2).wait)
+    if rank == dying:
+        deadly = "put_if_absent" if rank == 0 else "put"  # rank 0 has all votes then
+        store.inject(lambda op, perform: os._exit(9) if op.kind == deadly else perform(op))
+    save = error_of(checkpointer.save_checkpoint(2).wait)
+    return {
+        "save": save,
+        "next": error_of(lambda: checkpointer.save_checkpoint(3)),
+        "end": error_of(checkpointer.close),
+    }
 
 
 def different_calls(rank: int, world_size: int, url: str) -> dict[str, Any]:
@@ -198,6 +227,12 @@ def different_ranks(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     table.model.module.table = nn.EmbeddingBag(ROWS + odd, 4, mode="sum", sparse=True)
     seen["table"] = error_of(lambda: table.checkpointer(url))
     run = Run(rank)
+    wider = Run(rank)
+    wider.model.module.over = nn.Linear(4, 1 + odd)
+    seen["dense"] = error_of(lambda: wider.checkpointer(url))
+    fewer = Run(rank)
+    fewer.optimizer = (torch.optim.SGD if odd else torch.optim.Adagrad)(fewer.model.parameters(), lr=0.1)
+    seen["optimizer"] = error_of(lambda: fewer.checkpointer(url))
     seen["objects"] = error_of(lambda: run.checkpointer(url, state={"scheduler" if odd else "reader": Counter()}))
     version = facade.__version__
     facade.__version__ = "0.0.1" if odd else version
@@ -243,6 +278,22 @@ def own_stores(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     return {"saved": saved, "seqs": seqs_in(f"{folder}/{rank}")}
 
 
+def stores_that_some_see(rank: int, world_size: int, folder: str) -> dict[str, Seen]:
+    """One rank after the other is the only one whose store holds the checkpoints; at last all see them."""
+    connect()
+    run = Run(rank)
+    shared = f"{folder}/shared"
+    with run.checkpointer(shared) as checkpointer:
+        checkpointer.save_checkpoint(1).wait()
+    seen = {}
+    for seeing in range(world_size):
+        with run.checkpointer(shared if rank == seeing else f"{folder}/{rank}") as checkpointer:
+            seen[f"only rank {seeing}"] = error_of(checkpointer.resume_from_checkpoint)
+    with run.checkpointer(shared) as checkpointer:
+        seen["all"] = error_of(checkpointer.resume_from_checkpoint)
+    return seen
+
+
 def by_the_clock(rank: int, world_size: int, url: str, busy: str) -> list[int | None]:
     """Steps of one second by rank 0's clock; other ranks' clocks stand still. The first save hangs for some steps."""
     connect()
@@ -267,6 +318,25 @@ def by_the_clock(rank: int, world_size: int, url: str, busy: str) -> list[int | 
                     handle.wait()
                     torch.distributed.barrier()
     return saves
+
+
+def steps_between_meetings(rank: int, world_size: int, url: str) -> tuple[int, list[int]]:
+    """Meetings in nine steps of which none is due, and the ranks that a save writes each dense parameter on."""
+    connect()
+    run = Run(rank)
+    settings = Settings(vote_timeout=30, grace_seconds=0)
+    with Checkpointer(run.model, url, optimizer=run.optimizer, when=EverySteps(10), settings=settings) as checkpointer:
+        before = checkpointer._ranks._meetings
+        for number in range(1, 10):
+            checkpointer.step(number)
+        meetings = checkpointer._ranks._meetings - before
+        handle = checkpointer.step(10)
+        assert handle is not None
+        handle.wait()
+    manifest = Repository(LocalStore(url)).manifest(handle.seq)
+    votes = Repository(LocalStore(url)).rank_manifests(manifest)
+    tensors = [sum(len(s.tensors) for s in vote.state if s.name in ("shared", "dense")) for vote in votes]
+    return meetings, tensors
 
 
 def plain_tables(rank: int, world_size: int, url: str, steps: int) -> dict[str, Any]:

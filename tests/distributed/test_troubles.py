@@ -54,12 +54,31 @@ def test_a_store_that_hangs_on_one_rank_holds_nobody_up_for_longer_than_the_limi
         assert life["rows"] == 8  # of the three saves that failed and of the last step
 
 
-def test_the_death_of_a_rank_in_a_save_ends_the_save_in_time_and_names_it(ranks: Ranks, tmp_path: Path) -> None:
-    survivor, dead = ranks.outcomes(2, "rank_troubles.a_death_in_a_save", str(tmp_path), seconds=30)
-    assert dead is None
+def test_a_slow_store_of_one_rank_fails_nothing(ranks: Ranks, tmp_path: Path) -> None:
+    for seen in ranks.run(3, "rank_troubles.a_store_that_is_slow", str(tmp_path)):
+        assert not seen["done"]
+        assert seen["seqs"] == (1,)
+        assert seen["rows"] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("dying", "save", "following"),
+    [
+        (1, "rank 1 has not voted on seq 2", "did not come to the meeting within 1.5 s: 1 (of 2"),
+        (0, "rank 0 has not told the outcome of seq 2", "rank 1 waited in vain for rank 0 (at most 4.5 s)"),
+    ],
+)
+def test_the_death_of_a_rank_in_a_save_ends_the_save_in_time_and_names_it(
+    ranks: Ranks, tmp_path: Path, dying: int, save: str, following: str
+) -> None:
+    outcomes = ranks.outcomes(2, "rank_troubles.a_death_in_a_save", str(tmp_path), dying, seconds=30)
+    assert outcomes[dying] is None
+    survivor = outcomes[1 - dying]
     assert isinstance(survivor, Returned)
-    assert survivor.value[0] == "SaveError"
-    assert "rank 1 has not voted" in survivor.value[1]
+    for name, words in (("save", save), ("next", following)):
+        assert survivor.value[name][0] == "SaveError"
+        assert words in survivor.value[name][1]
+    assert survivor.value["end"] == ("", "None")
     assert Repository(open_store(tmp_path)).listing().seqs == (1,)
 
 
@@ -77,7 +96,11 @@ def test_ranks_in_different_calls_are_told_and_absent_ones_named(ranks: Ranks, t
 def test_ranks_that_are_not_alike_are_refused_on_all_of_them(ranks: Ranks, tmp_path: Path) -> None:
     for seen in ranks.run(3, "rank_troubles.different_ranks", str(tmp_path)):
         assert seen["table"][0] == seen["objects"][0] == seen["version"][0] == "MismatchError"
-        assert "table table is 60 x 4 on rank 0 and 61 x 4 on rank 1" in seen["table"][1]
+        assert "table table is 60 x 4 with weight (float32) on rank 0 and 61 x 4 with" in seen["table"][1]
+        assert seen["dense"][0] == seen["optimizer"][0] == "MismatchError"
+        assert "(2 with 5 numbers in all" in seen["dense"][1]
+        assert "and 2 with 10 numbers" in seen["dense"][1]
+        assert "60 x 4 with weight (float32), sum (float32) on rank 0 and 60 x 4 with weight" in seen["optimizer"][1]
         assert "reader" in seen["objects"][1]
         assert "scheduler" in seen["objects"][1]
         assert "0.0.1" in seen["version"][1]
@@ -102,6 +125,20 @@ def test_stores_that_are_not_shared_are_found_out(ranks: Ranks, tmp_path: Path) 
     assert "does it write to the same store" in second["saved"][1]
 
 
+def test_a_resume_by_ranks_that_see_different_stores_is_refused_on_all_and_never_a_cold_start(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for rank, seen in enumerate(ranks.run(2, "rank_troubles.stores_that_some_see", str(tmp_path))):
+        for number, words in enumerate(("rank 1 finds no seq 1 in", "other ranks find checkpoints up to seq 1")):
+            kind, text = seen[f"only rank {number}"]
+            assert kind == "NotFoundError"
+            assert words in text
+            assert "Do all ranks see the same store?" in text
+        assert f"Rank {rank} looks into {tmp_path}" in seen["only rank 1"][1]
+        assert seen["all"][0] == ""
+        assert "step=1" in seen["all"][1]
+
+
 @pytest.mark.parametrize("busy", ["defer", "skip"])
 def test_rank_0_alone_decides_when_clocks_and_busy_stores_have_a_say(ranks: Ranks, tmp_path: Path, busy: str) -> None:
     seen = ranks.run(3, "rank_troubles.by_the_clock", str(tmp_path), busy)
@@ -110,6 +147,14 @@ def test_rank_0_alone_decides_when_clocks_and_busy_stores_have_a_say(ranks: Rank
     assert len([step for step in seen[0] if step > 18]) >= 2
     assert not [step for step in seen[0] if 6 < step < 18]
     assert sorted({i.step for i in Repository(open_store(tmp_path)).checkpoints()}) == seen[0]
+
+
+def test_steps_of_which_none_is_due_are_local_and_what_all_ranks_hold_is_written_once_spread_over_them(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for meetings, tensors in ranks.run(2, "rank_troubles.steps_between_meetings", str(tmp_path)):
+        assert meetings == 0
+        assert tensors == [1, 1]  # weight and bias of a linear layer
 
 
 def test_rows_that_all_ranks_hold_are_written_once_and_come_back_on_any_number_of_ranks(

@@ -504,7 +504,7 @@ def real_code_under_the_scheduler() -> Iterator[None]:
         patch.setattr(saving, "Persister", partial(saving.Persister, sleep=lambda seconds: _worlds[-1].sleep(seconds)))
         patch.setattr(stream, "threading", SimpleNamespace(Condition=TurnCondition))
         patch.setattr(saving, "Worker", _Worker)
-        patch.setattr(restore, "ThreadPoolExecutor", Inline)
+        patch.setattr(restore.rows, "ThreadPoolExecutor", Inline)
         patch.setattr(stream.RowStream, "_copy_chunk", copy_chunk_and_pause)
         patch.setattr(checkpointer, "coordinator", lambda timeout: current_rank().meeting)
         for module in (planning, checkpointer):

@@ -256,7 +256,7 @@ MUTANTS = (
         Resume,
         "_marked",
         "self._repository.write_resume_marker",
-        "if self._markers: self._load(seq)\n    self._repository.write_resume_marker",
+        "if self._markers: self._load(_Pick(seq, seq, False, None))\n    self._repository.write_resume_marker",
         ("MARKER",),
     ),
     Mutant(

@@ -65,7 +65,7 @@ def test_every_figure_is_a_positive_ratio_between_its_quartiles(result: dict[str
         assert math.isfinite(row["ratio"]), row
         assert row["ratio"] > 0 or row["measure"] == by_phase, row
         assert low <= row["ratio"] <= high, row
-        assert row["repeats"] == 2, row
+        assert row["repeats"] == (1 if row["what"].startswith("peak extra memory of a base") else 2), row
 
 
 def test_reached_says_whether_the_ratio_keeps_to_the_target(result: dict[str, Any]) -> None:

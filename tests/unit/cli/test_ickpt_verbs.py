@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from incremental_ckpt import Repository, errors, open_store
+from incremental_ckpt import Checkpointer, Repository, errors, open_store
 from incremental_ckpt.cli import CODES, INTERRUPTED, PIPE_CLOSED, UNEXPECTED, USAGE, facts, main
 from incremental_ckpt.cli.commands import app
 from incremental_ckpt.errors import (
@@ -479,6 +480,40 @@ def test_wrong_usage_is_2_and_names_what_is_wrong(ickpt: Ickpt, args: list[str],
     assert (answer.code, answer.out) == (2, "")
     assert says in answer.err
     assert "--help` explains" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["lss", "a"], "No such command 'lss'. Did you mean 'ls'? `ickpt --help` explains"),
+        (["ls"], "Missing argument 'URL'. `ickpt ls --help` explains"),
+        (
+            ["export", "a", "b", "--format", "onnx"],
+            "--format must be torch, safetensors or dcp, not 'onnx'. `ickpt export --help` explains",
+        ),
+        (
+            ["prune", "a"],
+            "say what to keep: --keep-last K, --keep-every STEPS or --keep-best METRIC:K. "
+            "`ickpt prune --help` explains",
+        ),
+    ],
+)
+def test_wrong_usage_reads_as_one_sentence_after_another(ickpt: Ickpt, args: list[str], line: str) -> None:
+    assert ickpt(*args).err == f"ickpt: {line}\n"
+
+
+def test_rows_that_stand_raw_beside_quantized_ones_are_counted_once(ickpt: Ickpt, tmp_path: Path) -> None:
+    model = torch.nn.EmbeddingBag(100, 8, sparse=True)
+    rows = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Checkpointer(model, tmp_path / "run", optimizer=rows, codec="int8", kind="consecutive") as checkpointer:
+        checkpointer.save_checkpoint(1).wait()
+        model.weight.data[:7, 0] = float("nan")  # unseen; the rows are marked below
+        checkpointer._tracker.mark(0, torch.arange(30))
+        checkpointer.save_checkpoint(2).wait()
+    shown = ickpt("show", tmp_path / "run", "--json").json
+    (table,) = shown["tables"]
+    assert table["fields"][0]["codecs"] == ["int8", "raw"]
+    assert (shown["rows"], table["rows_carried"]) == (30, 30)
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import pytest
 from codec_oracle import DTYPES, LOSSY, ordinary, table
 
 from incremental_ckpt.codecs import codec_for, codec_named, encode_values
-from incremental_ckpt.codecs.auto import bits_for_restores
 from incremental_ckpt.errors import FormatError
 from incremental_ckpt.format.rank_manifest import CODECS
 from incremental_ckpt.model import DTYPE_BYTES, Field
@@ -55,13 +54,3 @@ def test_raw_is_taken_where_most_rows_would_lie_beside_their_records() -> None:
     name, found = encode_values(rows, "int8", of)
     assert (name, found.held) == ("raw", None)
     assert np.array_equal(found.records, rows)
-
-
-@pytest.mark.parametrize(("restores", "bits"), [(0, 2), (1, 2), (2, 3), (3, 3), (4, 4), (20, 4), (21, 8), (10**6, 8)])
-def test_more_restores_get_more_bits(restores: int, bits: int) -> None:
-    assert bits_for_restores(restores) == bits
-
-
-def test_a_negative_number_of_restores_is_refused() -> None:
-    with pytest.raises(ValueError, match="-1"):
-        bits_for_restores(-1)

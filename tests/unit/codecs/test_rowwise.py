@@ -5,8 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from codec_oracle import BITS, CODECS, DTYPES, ROWWISE, encoded, excess, field, numbers, ordinary, read_record, table
-from torch_records import decode_by_torch
+from codec_oracle import (
+    BITS,
+    CODECS,
+    DTYPES,
+    ROWWISE,
+    encoded,
+    excess,
+    field,
+    numbers,
+    of_any_bits,
+    ordinary,
+    read_record,
+    table,
+)
+from torch_records import decode_by_torch, decode_halves_by_torch
 
 from incremental_ckpt.codecs.bits import pack, payload_bytes, unpack
 from incremental_ckpt.codecs.grid import GridSearch
@@ -40,12 +53,29 @@ def test_records_say_what_the_page_says_that_they_say(codec: str) -> None:
 @rowwise
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_decodes_to_the_bits_that_numpy_decodes_to(codec: str, dtype: str) -> None:
-    for width in (7, 64):
-        rows, of = table(ordinary(np.random.default_rng(1), 200, width), dtype)
+    for width in (1, 7, 64):
+        values = ordinary(np.random.default_rng(1), 200, width)
+        values[:20] = values[:20, :1]
+        values[0] = 0
+        rows, of = table(values, dtype)
         records, held = encoded(codec, rows, of)
+        assert held[1:20].any() == (records.shape[1] >= 6)
         by_numpy = torch.from_numpy(CODECS[codec].decode(records[held], of)).to(getattr(torch, dtype))
         by_torch = decode_by_torch(torch.from_numpy(records[held]), BITS[codec], width).to(getattr(torch, dtype))
-        assert torch.equal(by_torch.view(torch.uint8), by_numpy.view(torch.uint8))
+        assert torch.equal(by_torch.reshape(-1).view(torch.uint8), by_numpy.reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_decodes_halves_to_the_bits_that_numpy_decodes_to(codec: str, dtype: str) -> None:
+    for width in (1, 7, 64):
+        of = field(width, dtype)
+        rng = np.random.default_rng(1)
+        rows = np.concatenate([table(ordinary(rng, 200, width), dtype)[0], of_any_bits(rng, 200, of)])
+        records, held = encoded(codec, rows, of)
+        by_numpy = torch.from_numpy(CODECS[codec].decode(records[held], of)).to(getattr(torch, dtype))
+        by_torch = decode_halves_by_torch(torch.from_numpy(records[held]), codec).to(getattr(torch, dtype))
+        assert torch.equal(by_torch.reshape(-1).view(torch.uint8), by_numpy.reshape(-1).view(torch.uint8))
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])

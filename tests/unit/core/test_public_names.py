@@ -14,6 +14,7 @@ NAMES = {
     "EverySeconds", "EverySteps", "FailureEvent", "FormatError", "MismatchError", "NotFoundError", "Progress",
     "Repository", "ResumeEvent", "SaveError", "SaveEvent", "SaveHandle", "Settings", "SkipEvent", "StorageError",
     "Store", "open_store", "KeepLast", "KeepBest", "KeepEvery", "compact", "prune", "export", "import_checkpoint",
+    "AutoCodec",
 }  # fmt: skip
 
 TORCH_FREE = [

@@ -314,3 +314,30 @@ def test_a_store_that_holds_checkpoints_is_left_alone(finished: tuple[MemoryStor
     torch.save({"a.weight": torch.zeros(2, 2)}, tmp_path / "m.pt")
     with pytest.raises(ConflictError, match="holds checkpoints already"):
         import_checkpoint(tmp_path / "m.pt", Repository(store))
+
+
+class Tied(torch.nn.Module):
+    """A table under two names, and a dense parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = torch.nn.Embedding(20, 4, sparse=True)
+        self.friends = self.users
+        self.up = torch.nn.Linear(4, 4, bias=False)
+        self.down = torch.nn.Linear(4, 4, bias=False)
+        self.down.weight = self.up.weight
+
+
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_a_dense_parameter_keeps_both_its_names_and_a_table_the_first(format: Any, tmp_path: Path) -> None:
+    model, store = Tied(), MemoryStore()
+    rows = torch.optim.SGD(model.users.parameters(), lr=0.1)
+    with Checkpointer(model, store, optimizer=rows, settings=SETTINGS) as ckpt:
+        ckpt.save_checkpoint(1).wait()
+    export(Repository(store), tmp_path / "out", format)
+    place = tmp_path / "out"
+    found = torch.load(place, weights_only=True) if format == "torch" else load_file(place / "model.safetensors")
+    assert found.keys() == {"users.weight", "up.weight", "down.weight"}
+    heir = Tied()
+    assert heir.load_state_dict(found, strict=False).missing_keys == ["friends.weight"]
+    assert_same(dict(heir.state_dict()), dict(model.state_dict()))

@@ -8,7 +8,15 @@ from typing import Any
 from small_runs import Run
 
 from incremental_ckpt import Checkpointer, EverySteps
-from incremental_ckpt.events import FailureEvent, IntervalEvent, PruneEvent, ResumeEvent, SaveEvent, SkipEvent
+from incremental_ckpt.events import (
+    CompactEvent,
+    FailureEvent,
+    IntervalEvent,
+    PruneEvent,
+    ResumeEvent,
+    SaveEvent,
+    SkipEvent,
+)
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.tensorboard import TensorBoardWriter
 
@@ -19,6 +27,8 @@ EVENTS = [
     FailureEvent(70, 6, OSError("full")),
     IntervalEvent(50, 14, "budget", 0.07, 0.01, 0.3, 0.02),
     PruneEvent(50, (1, 2, 3), 4000, ("seq 4 is not deleted",)),
+    CompactEvent(50, 4, 20, 9000, 1.5),
+    CompactEvent(80, 7, 21, 0, 0.5, "the disk is full"),
 ]
 
 
@@ -47,6 +57,10 @@ def test_every_number_of_every_event_is_a_scalar_at_its_step() -> None:
         ("ckpt/interval/stall_seconds", 50): 0.01, ("ckpt/interval/persist_seconds", 50): 0.3,
         ("ckpt/interval/slowdown_seconds", 50): 0.02,
         ("ckpt/prune/forgotten", 50): 3, ("ckpt/prune/bytes_freed", 50): 4000, ("ckpt/prune/failures", 50): 1,
+        ("ckpt/compact/seq", 50): 4, ("ckpt/compact/chain_length", 50): 20, ("ckpt/compact/bytes", 50): 9000,
+        ("ckpt/compact/seconds", 50): 1.5, ("ckpt/compact/failed", 50): 0.0,
+        ("ckpt/compact/seq", 80): 7, ("ckpt/compact/chain_length", 80): 21, ("ckpt/compact/bytes", 80): 0,
+        ("ckpt/compact/seconds", 80): 0.5, ("ckpt/compact/failed", 80): 1.0,
     }  # fmt: skip
     assert recorder.scalars == expected
 

@@ -248,21 +248,39 @@ def test_a_damaged_manifest_that_something_kept_needs_stops_it() -> None:
         prune(Repository(chain.repository.store), KeepLast(1), dry_run=False)
 
 
-def test_damaged_checkpoints_are_not_counted_and_stay_unless_they_are_old() -> None:
+@pytest.mark.parametrize("lost", [".json", ".safetensors", "the end of a pack"])
+def test_damaged_checkpoints_are_not_counted_and_stay_unless_they_are_old(lost: str) -> None:
     chain = chain_of("bbbbb")
     store = chain.repository.store
     damage_manifest(store, layout.manifest_key(1))
-    store.delete([key for key in objects(store) if key.startswith("data/00000004-") and key.endswith(".json")])
+    of_4 = [key for key in objects(store) if key.startswith("data/00000004-")]
+    if lost.startswith("."):
+        store.delete([key for key in of_4 if key.endswith(lost)])
+    else:
+        pack = next(key for key in of_4 if key.endswith(".safetensors"))
+        raw = bytes(store.get(pack))
+        store.delete([pack])
+        store.put(pack, [raw[:-1]])
     report = prune(Repository(store), KeepLast(2), dry_run=False)
     assert (report.plan.wanted, report.plan.damaged) == ((3, 5), (1, 4))
     assert seqs(chain.repository) == (3, 4, 5)
 
 
-def test_an_equivalent_that_is_not_whole_frees_nothing() -> None:
+def test_the_only_checkpoint_that_can_be_resumed_is_not_pruned_for_a_newer_one_whose_pack_is_lost() -> None:
+    chain = chain_of("bb")
+    store = chain.repository.store
+    store.delete([key for key in objects(store) if key.startswith("data/00000002-") and key.endswith(".safetensors")])
+    report = prune(Repository(store), KeepLast(1), dry_run=False)
+    assert (report.plan.kept, report.plan.wanted, report.plan.damaged) == ((1, 2), (1,), (2,))
+
+
+@pytest.mark.parametrize("what", ["rank manifests", "packs"])
+def test_an_equivalent_that_is_not_whole_frees_nothing(what: str) -> None:
     chain = chain_of("bcc")
     compact(chain.repository)
     store = chain.repository.store
-    lost = [rank.key for rank in chain.repository.rank_manifests(chain.repository.links(3)[0].tables)]
+    ranks = chain.repository.rank_manifests(chain.repository.links(3)[0].tables)
+    lost = [rank.key for rank in ranks] if what == "rank manifests" else [ranks[0].packs[0].key]
     store.delete(lost)
     report = prune(Repository(store), KeepLast(1), dry_run=False)
     assert report.plan.kept == (1, 2, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -100,11 +101,16 @@ class PowerLossModel:
         self.dirty: set[int] = set()  # inodes with bytes that only the page cache has
         self.volatile: dict[str, set[tuple[str, bool]]] = {}  # folder -> (name, exists) not yet durable
         self.linked_dirty: list[str] = []
+        self.calls: list[str] = []  # that change something, repeated ones once
         self._real = {name: getattr(os, name) for name in ("open", "mkdir", "link", "unlink", "rmdir", "fsync")}
         for name in self._real:
             patch.setattr(os, name, getattr(self, name))
         for name in ("write", "writev"):
             patch.setattr(os, name, self._writer(getattr(os, name)))
+
+    def _called(self, what: str) -> None:
+        if self.calls[-1:] != [what]:
+            self.calls.append(what)
 
     @staticmethod
     def _where(path: Any, dir_fd: int | None) -> tuple[str, str]:
@@ -120,6 +126,7 @@ class PowerLossModel:
 
     def _writer(self, real: Callable[..., int]) -> Callable[..., int]:
         def write(fd: int, data: Any) -> int:
+            self._called("write")
             self.dirty.add(os.fstat(fd).st_ino)
             return real(fd, data)
 
@@ -128,15 +135,18 @@ class PowerLossModel:
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         fd: int = self._real["open"](path, flags, mode, dir_fd=dir_fd)
         if flags & os.O_CREAT:
+            self._called("create")
             self.dirty.add(os.fstat(fd).st_ino)
             self._changed(path, dir_fd, True)
         return fd
 
     def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         self._real["mkdir"](path, mode, dir_fd=dir_fd)
+        self._called("mkdir")
         self._changed(path, dir_fd, True)
 
     def link(self, source: Any, target: Any, *, src_dir_fd: int, dst_dir_fd: int, follow_symlinks: bool) -> None:
+        self._called("link")
         self._real["link"](
             source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=follow_symlinks
         )
@@ -145,6 +155,7 @@ class PowerLossModel:
         self._changed(target, dst_dir_fd, True)
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self._called("unlink")
         self._real["unlink"](path, dir_fd=dir_fd)
         self._changed(path, dir_fd, False)
 
@@ -153,6 +164,7 @@ class PowerLossModel:
         self._changed(path, dir_fd, False)
 
     def fsync(self, fd: int) -> None:
+        self._called("fsync folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "fsync file")
         self._real["fsync"](fd)
         self.dirty.discard(os.fstat(fd).st_ino)
         self.volatile.pop(os.readlink(f"/proc/self/fd/{fd}"), None)
@@ -195,6 +207,24 @@ class TestPowerLoss:
         store.put("a", [content])
         store.put_if_absent("b", [content])
         assert power.linked_dirty == []
+
+    @pytest.mark.parametrize("content", [b"small", LARGE], ids=["small", "large"])
+    def test_bytes_then_name_then_folder_become_durable_and_only_then_a_write_returns(
+        self, power: PowerLossModel, store: LocalStore, content: bytes
+    ) -> None:
+        for key, write in (("data/a", store.put), ("data/b", store.put_if_absent)):
+            store.put("data/there", [b"1"])
+            power.calls.clear()
+            write(key, [content])
+            assert power.calls == ["create", "write", "fsync file", "link", "fsync folder", "unlink"]
+
+    def test_folders_become_durable_from_the_root_down_before_anything_is_put_into_them(
+        self, power: PowerLossModel, tmp_path: Path
+    ) -> None:
+        LocalStore(tmp_path / "run").put("data/1/pack", [b"1"])
+        made = power.calls[: power.calls.index("create")]
+        assert made == ["mkdir", "fsync folder"] * 3
+        assert power.survives(tmp_path / "run/data/1/pack")
 
     def test_folders_that_another_writer_has_just_made_become_durable_too(
         self, power: PowerLossModel, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -208,6 +209,13 @@ class TestRetryStore:
         store.close()
         with pytest.raises(StorageError, match="closed"):
             inner.get("a")
+
+    def test_pauses_leave_the_random_numbers_of_the_training_alone(self, inner: FaultStore) -> None:
+        inner.inject(fail(on("put", at=range(1, 4))))
+        random.seed(7)
+        before = random.getstate()
+        RetryStore(inner, Retry(sleep=lambda _: None)).put("a", [b"1"])
+        assert random.getstate() == before
 
     def test_default_pauses_grow(self) -> None:
         retry = Retry()
