@@ -5,9 +5,10 @@ It must not know how either keeps its ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 
+import torch
 from plan import Matrix
 from rows import Row, quartiles, ratio_row
 from shares import AIMED_SHARE
@@ -29,6 +30,7 @@ def measure_delta_tracker(matrix: Matrix) -> list[Row]:
     with closing(matrix.training(matrix.rows, AIMED_SHARE)) as training:
         adapter = adapt(training.model, training.optimizer)
         tracker = Tracker(adapter.tables())
+        by_rows = {t.shard.table.rsplit(".", 1)[-1] for t in adapter.tables() if t.tracked}
         theirs = _attach(training)
         sharded = [m for m in training.model.modules() if isinstance(m, ShardedEmbeddingBagCollection)]
 
@@ -55,7 +57,7 @@ def measure_delta_tracker(matrix: Matrix) -> list[Row]:
             finally:
                 for module in sharded:
                     module.post_lookup_tracker_fn = None
-            return step, *_read(lambda: sum(len(ids) for ids in theirs.get_unique_ids().values()), lambda: None)
+            return step, *_read(lambda: _rows_of(by_rows, theirs.get_unique_ids()), lambda: None)
 
         bare()
         rounds = rounds_of(lambda: (bare(), ours(), torchrec()), matrix.repeats, matrix.budget)
@@ -77,6 +79,11 @@ def measure_delta_tracker(matrix: Matrix) -> list[Row]:
             our_rows=rounds[-1][1][2],
         ),
     ]
+
+
+def _rows_of(tables: Collection[str], found: Mapping[str, torch.Tensor]) -> int:
+    """Data-parallel tables, which ours saves whole, are not counted."""
+    return sum(len(ids) for name, ids in found.items() if name.removesuffix(".weight").rsplit(".", 1)[-1] in tables)
 
 
 def _attach(training: Training) -> ModelDeltaTrackerTrec:

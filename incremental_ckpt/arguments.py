@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+_T = TypeVar("_T")
 
 
 def policies(name: str, given: Any, method: str, example: str) -> tuple[Any, ...]:
@@ -48,6 +50,20 @@ def whole(name: str, value: int) -> int:
     return number
 
 
+def numbers(name: str, values: Mapping[str, float | torch.Tensor] | None) -> dict[str, float]:
+    """Numbers by name. Raises TypeError for anything else."""
+    if not isinstance(values, Mapping | None) or not all(isinstance(key, str) for key in values or {}):
+        raise TypeError(f"{name} takes numbers by name, as in {name}={{'auc': 0.79}}, not {values!r}")
+    return {key: number(f"{name}[{key!r}]", value) for key, value in (values or {}).items()}
+
+
+def an(kind: type[_T], name: str, value: object, example: str) -> _T:
+    """``value``. Raises TypeError where it is of another type."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} takes {example}, not {value!r}")
+    return value
+
+
 def number(name: str, value: float | torch.Tensor) -> float:
     """As a float; a tensor of one element is read, which waits for its device.
 
@@ -56,7 +72,7 @@ def number(name: str, value: float | torch.Tensor) -> float:
     """
     try:
         return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
-    except (TypeError, ValueError, RuntimeError) as cause:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as cause:
         raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from cause
 
 

@@ -56,10 +56,14 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _one_at_a_time(method: _Method) -> _Method:
-    """Calls from several threads come one after another."""
+    """Calls from several threads come one after another, and none from a forked process."""
 
     @wraps(method)
     def locked(self: Checkpointer, *arguments: Any, **named: Any) -> Any:
+        if os.getpid() != self._process:  # it has neither the thread nor the save, and the lock may be held for ever
+            raise RuntimeError(
+                f"this Checkpointer belongs to process {self._process}: a forked process cannot save or resume with it"
+            )
         with self._lock:
             return method(self, *arguments, **named)
 
@@ -112,6 +116,10 @@ class Checkpointer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = arguments.one_of("kind", kind, get_args(KindPolicy))
+        arguments.an(torch.nn.Module, "model", model, "an nn.Module")
+        if on_event is not None and not callable(on_event):
+            raise TypeError(f"on_event takes a function of one event, not {on_event!r}")
+        arguments.an(Settings, "settings", settings, "Settings(...)")
         arguments.one_of("busy", busy, get_args(BusyPolicy))
         policies = arguments.policies("when", when, "due", "EverySteps(1000)")
         kept = arguments.policies("keep", () if keep is None else keep, "kept", "KeepLast(3)")
@@ -167,6 +175,7 @@ class Checkpointer:
             SaveError: a save before it failed.
         """
         self._open()
+        step = None if step is None else arguments.whole("step", step)
         self._saver.drain(self._settings.drain_timeout)
         self._saver.settle()
         self._saver.must_start_over()
@@ -223,6 +232,7 @@ class Checkpointer:
             SystemExit: after SIGTERM, once the last save is durable (see Settings.grace_seconds).
         """
         self._open()
+        step = arguments.whole("step", step)
         self._preemption.listen()
         with self._schedule.boundary(lambda: self._saver.busy):
             self._take_in_events()
@@ -264,8 +274,8 @@ class Checkpointer:
         self._open()
         chosen = self._kind if kind is None else arguments.one_of("kind", kind, get_args(KindPolicy))
         with self._schedule.boundary(lambda: self._saver.busy):
-            waited = self._wait_for_the_save_before()
             self._take_in_events()
+            waited = self._wait_for_the_save_before()
             if self._ranks.world_size == 1:
                 self._saver.raise_failure()
             call = Call(last=self._preemption.arrived or self._saver.preempted)
@@ -295,7 +305,7 @@ class Checkpointer:
             arguments.whole("step", step),
             None if epoch is None else arguments.whole("epoch", epoch),
             None if loss is None else arguments.number("loss", loss),
-            {name: arguments.number(f"metrics[{name!r}]", value) for name, value in (metrics or {}).items()},
+            arguments.numbers("metrics", metrics),
         )
         late: Late = self._schedule.late(step, waited)
         handle = self._saver.save(
@@ -349,10 +359,14 @@ class Checkpointer:
         self._close()
         self._preemption.hand_on()
 
-    @_one_at_a_time
     def _close(self) -> None:
-        if self._closed or os.getpid() != self._process:
-            return  # a forked child has neither the thread nor the save
+        if os.getpid() == self._process:
+            self._close_once()
+
+    @_one_at_a_time
+    def _close_once(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         atexit.unregister(self.close)
         try:

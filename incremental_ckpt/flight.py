@@ -91,6 +91,7 @@ class Flight:
 
     Attributes:
         chain_length: how many checkpoints a resume from it replays.
+        handed_over: the background has it, or is about to.
         last: the job ends once it is durable.
         outcome: rank 0's word, once it is told.
         interrupt: set when rank 0 has told the outcome: this rank need not look for it any more.
@@ -104,6 +105,7 @@ class Flight:
     late: Late = Late()
     chain_length: int = 1
     last: bool = False
+    handed_over: bool = False
     outcome: Mapping[str, Any] | None = None
     verdict: Verdict | None = None
     interrupt: threading.Event = field(default_factory=threading.Event)

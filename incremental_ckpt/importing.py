@@ -63,13 +63,14 @@ def import_checkpoint(
     Args:
         tables: names of tables (their tensors' names without ``.weight``), ``*`` and ``?`` as in a shell. None: those
             that an export names; else the children of ``embedding_bags`` and ``embeddings``, as TorchRec names them.
+            Empty: none.
         step: of the training, at which it was saved.
 
     Raises:
         NotFoundError: there is no such file.
         FormatError: it is in none of these formats, or would need pickle.
         ConflictError: the store holds checkpoints already.
-        MismatchError: what is named as a table is none.
+        MismatchError: what is named as a table is none, or nobody tells which are.
     """
     if repository.listing().seqs:
         raise ConflictError(
@@ -99,7 +100,14 @@ def _tables(foreign: Foreign, patterns: Sequence[str] | None) -> list[str]:
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     if foreign.tables is not None:
         return [name for name in names if name in foreign.tables]
-    return [name for name in names if _TORCHREC_TABLE.search(name)]
+    found = [name for name in names if _TORCHREC_TABLE.search(name)]
+    if not found:
+        raise MismatchError(
+            f"{foreign.place} does not say which of its tensors are tables, and none has such a name: name them "
+            f"(tables=, --table), or say that there is none (tables=[], --no-tables). Tensors that could be one: "
+            f"{', '.join(names[:10]) or 'none'}"
+        )
+    return found
 
 
 def _table(foreign: Foreign, name: str) -> Table:

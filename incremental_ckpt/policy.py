@@ -288,7 +288,8 @@ class KeepLast:
 class KeepBest:
     """The ``count`` best by a metric (``loss``: the loss, where no metric has that name); of equal ones the newer.
 
-    Checkpoints without it, or where it is not a number, are none of the best.
+    Checkpoints without it, or where it is not a number, are none of the best; where no checkpoint has it, all are kept:
+    its name may be misspelt.
     """
 
     count: int
@@ -303,6 +304,8 @@ class KeepBest:
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
         sign = 1.0 if self.mode == "max" else -1.0
         values = {info.seq: self._value(info) for info in checkpoints}
+        if not any(value is not None for value in values.values()):
+            return frozenset(values)
         ranked = sorted((sign * v, seq) for seq, v in values.items() if v is not None and v == v)
         return frozenset(seq for _, seq in ranked[-self.count :])
 

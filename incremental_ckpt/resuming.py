@@ -119,19 +119,18 @@ class Resume:
             found = self._agreed_failure(failure, reports)
             if found is None:
                 break
-            log.warning("seq %d cannot be resumed%s: %s", pick.seq, " as it was saved" * pick.as_saved, found)
-            if not pick.as_saved:
+            log.warning("seq %d cannot be resumed%s: %s", pick.seq, pick.way, found)
+            if pick.bases is None:
                 damage = found
                 passed_over.append((pick.seq, str(damage)))
         assert loaded is not None
         # What one rank has put back by a rule is no state that anybody's delta may count from.
         complete = all(r["complete"] for r in reports)
         notes = tuple(dict.fromkeys(note for r in reports for note in r["notes"]))
-        if pick.as_saved:
-            log.warning(
-                "resumed seq %d as it was saved: the result of a compaction is damaged, and can be deleted", pick.seq
-            )
+        if pick.bases is not None:
+            log.warning("resumed seq %d%s: the next save is a base", pick.seq, pick.way)
             passed_over.pop()
+            complete = False  # no delta may count from what others still read through the damage
         for passed, why in passed_over:
             log.warning("resumed seq %d instead of seq %d, which is damaged: %s", pick.seq, passed, why)
         for note in notes:
@@ -205,8 +204,9 @@ class Resume:
                 first = False
                 if seq not in self._repository.listing().seqs:
                     break  # it could not be loaded since a prune has forgotten it: nothing is damaged
-                if any(base <= seq for base in listing.bases):
-                    yield replace(self._marked(seq, listing, first=False), as_saved=True)
+                below = sorted(base for base in listing.bases if base <= seq)
+                for count in range(len(below) - 1, -1, -1):
+                    yield replace(self._marked(seq, listing, first=False), bases=tuple(below[:count]))
             else:
                 return
 
@@ -239,7 +239,7 @@ class Resume:
         if candidates is not None:
             try:
                 pick = next(candidates, None)
-                report["pick"] = [pick.seq, pick.newest_seq, pick.first, pick.as_saved] if pick is not None else None
+                report["pick"] = [pick.seq, pick.newest_seq, pick.first, pick.bases] if pick is not None else None
             except CheckpointError as cause:
                 failure = cause
                 report["error"] = written_error(cause)
@@ -249,8 +249,8 @@ class Resume:
             raise failure or error
         if self._coordinator.rank == 0 or reports[0]["pick"] is None:
             return pick
-        seq, newest_seq, first, as_saved = reports[0]["pick"]
-        return _Pick(seq, newest_seq, first, None, as_saved)
+        seq, newest_seq, first, bases = reports[0]["pick"]
+        return _Pick(seq, newest_seq, first, None, None if bases is None else tuple(bases))
 
     def _told(self, step: int | None, loaded: _Loaded | None, failure: Exception | None) -> Sequence[Report]:
         report: Report = {"what": "loaded", "step": step, "error": written_error(failure)}
@@ -280,7 +280,8 @@ class Resume:
 
     def _load(self, pick: _Pick) -> _Loaded:
         seq = pick.seq
-        links = self._repository.links(seq, Listing((), frozenset(), frozenset()) if pick.as_saved else None)
+        readable = None if pick.bases is None else Listing((), frozenset(), frozenset(pick.bases))
+        links = self._repository.links(seq, readable)
         rank, world_size = self._coordinator.rank, self._coordinator.world_size
         found = find(self._repository, links, self._adapter.tables(), rank=rank, world_size=world_size)
         shards = found.shards()
@@ -349,11 +350,15 @@ class _Pick:
     Attributes:
         newest_seq, newest: the newest there is, and the newest whose manifest can be read.
         first: of a pass over all candidates.
-        as_saved: without what compactions have put in the place of a chain.
+        bases: which equivalent bases may be read, where one of them is damaged; None: all.
     """
 
     seq: int
     newest_seq: int
     first: bool
     newest: Manifest | None
-    as_saved: bool = False
+    bases: tuple[int, ...] | None = None
+
+    @property
+    def way(self) -> str:
+        return "" if self.bases is None else " from the chain that a damaged compaction (.base.json) stands for"

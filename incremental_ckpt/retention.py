@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from incremental_ckpt.compaction.beside import Compactions
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.events import PruneEvent
+from incremental_ckpt.format.manifest import Lineage
+from incremental_ckpt.model import CheckpointInfo
 from incremental_ckpt.policy import Keep
 from incremental_ckpt.pruning import prune
 from incremental_ckpt.repository import Repository
 
 log = logging.getLogger("incremental_ckpt")
+
+
+@dataclass(frozen=True)
+class _BeforeRun:
+    """Whoever begins anew on a store with checkpoints may have forgotten to resume: what a run found there when it
+    began is not its own to forget. `ickpt prune` may."""
+
+    lineage: Sequence[Lineage]
+
+    def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
+        first = max((entry.first for entry in self.lineage if entry.resumed == 0), default=1)
+        return frozenset(info.seq for info in checkpoints if info.seq < first)
 
 
 class Retention:
@@ -43,7 +58,9 @@ class Retention:
         and no checkpoint.
         """
         try:
-            report = prune(self._repository, self._keep, dry_run=False)
+            newest = self._repository.newest()
+            earlier = _BeforeRun(newest.lineage if newest is not None else ())
+            report = prune(self._repository, (*self._keep, earlier), dry_run=False)
         except CheckpointError as failure:
             log.warning("nothing is pruned after step %d: %s (tried again after the next save)", step, failure)
             return PruneEvent(step, (), 0, (str(failure),))

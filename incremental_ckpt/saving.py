@@ -219,10 +219,17 @@ class Saver:
         if any(r["changed"] for r in reports):
             attempt = as_base(attempt)  # a delta cannot bring fields that its parent's rows do not have
         assert prepared is not None
-        content = self._snapshots.take(prepared, base=attempt.kind == "base")
         flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards, late=late, last=self.call.last)
         flight.chain_length = 1 if attempt.parent is None else plan["chain_length"]
-        return self._hand_over(flight, content, begun)
+        try:
+            content = self._snapshots.take(prepared, base=attempt.kind == "base")
+            return self._hand_over(flight, content, begun)
+        except BaseException:  # also KeyboardInterrupt, anywhere
+            if not flight.handed_over:
+                self._flight = None
+                self._tracker.tell_first_touches(None)
+                self._tracker.give_back()
+            raise
 
     def _shards_of_parent(self) -> tuple[Shard, ...]:
         """Those of the base that the next delta builds on. If the one in flight has failed, the next save is a base."""
@@ -232,6 +239,7 @@ class Saver:
     def _hand_over(self, flight: Flight, content: Content, begun: float) -> SaveHandle:
         self._flight = flight
         flight.stall_seconds = self._clock() - begun
+        flight.handed_over = True  # before it is: whoever is interrupted here must not touch its memory again
         self._background.submit(flight, content)
         return flight.handle
 
@@ -284,13 +292,14 @@ class Saver:
         if not flight.handle.done():
             self._end_waiting(flight, outcome, committed=committed)
         self._tracker.tell_first_touches(None)
+        if committed and flight.attempt.kind == "base":
+            self._parent_shards = flight.shards
+        # Interrupted from here on, the marks are still frozen and nothing is in flight: the next save gives them back.
+        self._flight = self._told = None
         if committed and flight.attempt.moves_parent:
             self._tracker.confirm()
         else:
             self._tracker.give_back()
-        if committed and flight.attempt.kind == "base":
-            self._parent_shards = flight.shards
-        self._flight = self._told = None
 
     def _end_waiting(self, flight: Flight, outcome: Mapping[str, Any] | None, *, committed: bool) -> None:
         """Rank 0 has told the outcome before this rank has found it in the store."""

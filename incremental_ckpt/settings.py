@@ -6,6 +6,7 @@ It must not hold components (stores, codecs, policies): those are arguments of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, get_type_hints
 
 MIB = 1 << 20
 
@@ -50,6 +51,14 @@ class Settings:
     low_priority: bool = True
 
     def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            allowed = float | int if kind is float else kind
+            if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+                raise TypeError(f"Settings.{name} takes {_name(kind)}, not {value!r}")
+        for name in ("vote_timeout", "drain_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Settings.{name} must be more than 0 seconds, not {getattr(self, name)}")
         for name in ("pack_bytes", "entry_bytes", "snapshot_bytes", "preimage_bytes", "read_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Settings.{name} must be at least 1, not {getattr(self, name)}")
@@ -58,3 +67,7 @@ class Settings:
                 raise ValueError(f"Settings.{name} must be at least 1 or None, not {getattr(self, name)}")
         if not 0 <= self.grace_seconds < float("inf"):
             raise ValueError(f"Settings.grace_seconds must be 0 or more, not {self.grace_seconds}")
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)

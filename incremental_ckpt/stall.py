@@ -77,6 +77,7 @@ class Snapshots:
                 instead, so that the vote tells the others, who are on their way.
         """
         tables = prepared.tables
+        self._tracker.give_back()  # of a save that an interrupt has left frozen
         frozen = self._tracker.freeze(everything=base)
         try:
             rows = [own_rows(t, r, self._rank, self._world_size) for t, r in zip(tables, frozen, strict=True)]

@@ -5,6 +5,7 @@ It must not know tracker, snapshot or store; it hands live tensors up and puts s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -22,6 +23,10 @@ from incremental_ckpt.adapters.walk import join, parameter_names, parameters, sy
 from incremental_ckpt.errors import CheckpointError, MismatchError, SaveError
 from incremental_ckpt.model import WEIGHT, Field, Mark, Table
 
+log = logging.getLogger("incremental_ckpt")
+
+_NAMED = 5
+
 
 class TableSource(Protocol):
     """Tables that are updated in one way; they are numbered from 0 within the source."""
@@ -31,12 +36,11 @@ class TableSource(Protocol):
     @property
     def owned_modules(self) -> tuple[nn.Module, ...]: ...
 
-    @property
-    def owned_parameters(self) -> tuple[torch.Tensor, ...]: ...
-
     def tables(self) -> Sequence[Table]: ...
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None: ...
+
+    def rows_are_restored(self) -> None: ...
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None: ...
 
@@ -63,6 +67,7 @@ class CompositeAdapter:
         self._updated_in_backward = False
         self._restored: dict[str, frozenset[str]] = {}
         self._discover()
+        self._warn_of_optimizers_that_do_not_fit()
 
     def tables(self) -> Sequence[Table]:
         """See ModelAdapter. Looks for edits made outside of training, too: call it before the marks are frozen.
@@ -134,6 +139,8 @@ class CompositeAdapter:
             elif step is not None:
                 source.load_step(step)
         self._updated_in_backward = False
+        for each in self._sources:
+            each.rows_are_restored()
         return [] if strict else [d.text for d in found]
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
@@ -192,6 +199,22 @@ class CompositeAdapter:
             twice = sorted({p[0] for p in places if places.count(p) > 1})
             raise CheckpointError(f"several tables of the model have the same name: {', '.join(twice)}")
         self._shards = [(s.table, s.row_start, s.rows, s.col_start, s.cols) for s in shards]
+
+    def _warn_of_optimizers_that_do_not_fit(self) -> None:
+        """The run that is resumed would be another one, and nothing else would say so."""
+        names = parameter_names(self._model)
+        held = {id(p) for leaf in self._optimizers.leaves for p, _ in leaf.groups()} | self._fused_parameters
+        without = [names[id(p)] for p in parameters(self._model) if p.requires_grad and id(p) not in held]
+        if without:
+            log.warning(
+                "no optimizer was given for %d trainable parameters of the model (%s%s): if one trains them, its state "
+                "is not saved and a resumed run is another one; give every optimizer (optimizer=[...]), also those of "
+                "nn.Embedding",
+                len(without), ", ".join(without[:_NAMED]), ", ..." if len(without) > _NAMED else "",
+            )  # fmt: skip
+        for leaf in self._optimizers.leaves:
+            if not any(id(p) in names for p, _ in leaf.groups()):
+                log.warning("optimizer %r trains no parameter of this model: was it made for another one?", leaf.name)
 
     def _watch_sources(self) -> None:
         assert self._mark is not None

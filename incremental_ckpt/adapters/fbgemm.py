@@ -107,9 +107,12 @@ class FusedTables:
     def owned_modules(self) -> tuple[nn.Module, ...]:
         return (self._tbe,)
 
-    @property
-    def owned_parameters(self) -> tuple[torch.Tensor, ...]:
-        return ()
+    def rows_are_restored(self) -> None:
+        """Rows were written past the version counters: whoever else watches the model is to notice."""
+        for buffer in self._buffers():
+            torch.autograd.graph.increment_version(buffer)
+        if self._versions is not None:
+            self._versions = self._version()
 
     def tables(self) -> Sequence[Table]:
         if self._cached():

@@ -116,6 +116,7 @@ class ParameterTables:
         self._live: list[tuple[object, ...]] = [()] * len(members)
         self._stamps: list[Stamp] | None = None
         self._updating = [False] * len(members)
+        self._gradients: list[torch.Tensor | None] = [None] * len(members)
         self._handles: list[RemovableHandle] = []
         self._mark: Mark | None = None
         self._mark_all: Callable[[int], None] | None = None
@@ -124,11 +125,15 @@ class ParameterTables:
     def owned_modules(self) -> tuple[nn.Module, ...]:
         return ()
 
-    @property
-    def owned_parameters(self) -> tuple[torch.Tensor, ...]:
-        return tuple(m.parameter for m in self._members)
+    def rows_are_restored(self) -> None:
+        """Rows were written past the version counters: whoever else watches the model is to notice."""
+        for member in self._members:
+            torch.autograd.graph.increment_version(member.parameter)
+        if self._stamps is not None:
+            self._stamps = [self._stamp(index) for index in range(len(self._members))]
 
     def tables(self) -> Sequence[Table]:
+        self._check_holders()
         return [self._table(index) for index in range(len(self._members))]
 
     def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None:
@@ -158,12 +163,30 @@ class ParameterTables:
         for leaf, members in leaves.values():
             step = partial(self._before_step, members)
             self._handles.append(leaf.optimizer.register_step_pre_hook(step))
-            self._handles.append(leaf.optimizer.register_step_post_hook(partial(self._after_step, members)))
+            after = leaf.optimizer.register_step_post_hook(partial(self._after_step, members))
+            # Before all others: what they change is no update, and has to be noticed as an edit.
+            leaf.optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+            self._handles.append(after)
 
     def unwatch(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._mark, self._mark_all, self._stamps = [], None, None, None
+
+    def _check_holders(self) -> None:
+        """Raises CheckpointError where an optimizer has taken over a table, whose state for its rows would be saved by
+        nobody."""
+        held: dict[int, set[int]] = {}
+        for leaf in self._optimizers.leaves:
+            if not leaf.keeps_no_state:
+                for parameter, _ in leaf.groups():
+                    held.setdefault(id(parameter), set()).add(id(leaf))
+        for member, holders in zip(self._members, self._holders, strict=True):
+            if held.get(id(member.parameter), set()) - {id(leaf) for leaf in holders}:
+                raise CheckpointError(
+                    f"table {member.table!r} has other optimizers than when the Checkpointer was made: close it, and "
+                    "make a new one after the last change of parameter groups"
+                )
 
     def _is_tracked(self, index: int) -> bool:
         member, holders = self._members[index], self._holders[index]
@@ -182,6 +205,11 @@ class ParameterTables:
         state: dict[str, torch.Tensor] = {}
         for leaf in self._holders[index]:
             state |= {k: t for k, t in leaf.row_fields(weight, rows).items() if k not in state}
+        if WEIGHT in state:
+            raise CheckpointError(
+                f"an optimizer keeps a state named {WEIGHT!r} for the rows of {member.table!r}, which is the name of "
+                "the rows themselves: give it another name"
+            )
         live = (weight.data_ptr(), id(weight), *(t.data_ptr() for t in state.values()), *state)
         known = self._tables[index]
         if known is None or live != self._live[index]:
@@ -196,14 +224,15 @@ class ParameterTables:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
         for index in members:
-            if not self._tracked[index]:
+            if not self._tracked[index] or id(self._members[index].parameter) not in groups:
                 continue
             self._look_for_edits(index)
             self._updating[index] = True
             parameter = self._members[index].parameter
-            gradient = parameter.grad
+            gradient = self._gradients[index] = parameter.grad
             if closure is not None and parameter.requires_grad:
                 self._announce_all(index)  # the gradient comes into being inside the step
+                self._gradients[index] = None
             elif gradient is not None and gradient.is_sparse and is_row_local(optimizer, groups[id(parameter)]):
                 self._mark(index, gradient._indices()[0])
             elif gradient is not None:
@@ -214,6 +243,10 @@ class ParameterTables:
             for index in members:
                 self._stamps[index] = self._stamp(index)
                 self._updating[index] = False
+                gradient, marked = self._members[index].parameter.grad, self._gradients[index]
+                self._gradients[index] = None
+                if marked is not None and gradient is not None and gradient is not marked and self._mark_all:
+                    self._mark_all(index)  # another hook has exchanged it after the rows of the old one were marked
 
     def _announce_all(self, index: int) -> None:
         """Any row may be about to change. Unlike mark_all this comes before it, so that a stream keeps old values."""

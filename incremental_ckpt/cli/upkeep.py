@@ -137,6 +137,7 @@ def import_(
         list[str] | None,
         typer.Option("--table", metavar="NAME", help="What is a table: its tensor's name without .weight; * and ?."),
     ] = None,
+    no_tables: Annotated[bool, typer.Option("--no-tables", help="The model has no tables.")] = False,
     step: Annotated[int, typer.Option("--step", min=0, metavar="N", help="The training step it was saved at.")] = 0,
     as_json: Json = False,
 ) -> Verb:
@@ -146,7 +147,8 @@ def import_(
         from incremental_ckpt.cli import facts, text
 
         import_checkpoint = _torch_verb("importing", "import_checkpoint")
-        report = import_checkpoint(source, _repository(url, may_be_new=True), tables=table, step=step)
+        chosen = [] if no_tables else table
+        report = import_checkpoint(source, _repository(url, may_be_new=True), tables=chosen, step=step)
         info = report.checkpoint
         if as_json:
             told = {"tables": report.tables, "tensors": report.tensors, "optimizer": report.optimizer}
@@ -157,8 +159,6 @@ def import_(
         )
         for name in report.tables:
             typer.echo(f"  table {text.printable(name)}")
-        if not report.tables:
-            typer.echo("no tensor became a table; if the model has tables, delete the store and name them by --table")
         if not report.optimizer:
             typer.echo("without optimizers: resume it with strict=False, then the next save is complete")
         return 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 _BITS_UP_TO = ((1, 2), (3, 3), (20, 4))
 """Restores, and the fewest bits that docs/accuracy.md allows for them."""
 _MOST_BITS = 8
+_COUNTLESS = 1e9
 AUTO = "auto"
 
 
@@ -54,7 +55,7 @@ class AutoCodec:
         """Restores that the failure rate and the length of the run let expect."""
         if self.failures_per_hour is None or self.hours is None:
             return 0
-        return math.ceil(self.failures_per_hour * self.hours)
+        return math.ceil(min(self.failures_per_hour * self.hours, _COUNTLESS))
 
     def codec_after(self, restores: int) -> str:
         """The codec of a checkpoint behind which lie so many restores: whoever comes to use it restores once more."""

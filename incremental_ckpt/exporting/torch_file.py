@@ -11,17 +11,26 @@ from typing import Any
 
 import torch
 
-from incremental_ckpt.errors import MismatchError
+from incremental_ckpt.errors import MismatchError, StorageError
 from incremental_ckpt.exporting.content import Content, Rows
 
 
 def write(content: Content, out: Path) -> None:
-    """Raises MismatchError where the model has extra state that torch.load refuses without pickle."""
+    """
+    Raises:
+        MismatchError: the model has extra state that torch.load refuses without pickle.
+        StorageError: the file cannot be written.
+    """
     model = {**{name: rows.read_all() for name, rows in content.tables.items()}, **content.dense}
     whole: dict[str, Any] = model
     if content.optimizer is not None:
         whole = {"model": model, "optimizer": _read(content.optimizer)}
-    torch.save(whole, out)
+    try:
+        torch.save(whole, out)
+    except RuntimeError as error:  # torch's writer does not say what the system said
+        raise StorageError(
+            f"cannot write {out}: {error}. Is the disk full? The file is incomplete: delete it", retryable=False
+        ) from error
     del model, whole
     try:
         torch.load(out, weights_only=True, mmap=True, map_location="cpu")

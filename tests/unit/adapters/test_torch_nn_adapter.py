@@ -51,6 +51,13 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     optimizer.step()
 
 
+def assert_no_change_is_missed(watched: Watched) -> None:
+    changed = watched.changed()
+    assert changed
+    for table, rows in changed.items():
+        assert table in watched.whole or rows <= watched.marked.get(table, set()), table
+
+
 @pytest.mark.parametrize("make", ROW_LOCAL.values(), ids=ROW_LOCAL.keys())
 def test_sparse_gradients_mark_exactly_the_changed_rows(make: Make) -> None:
     model = Tables()
@@ -335,3 +342,69 @@ def test_beside_an_optimizer_without_state_the_other_ones_state_comes_back() -> 
     restore(adapt(again, fresh), saved)
     assert_same(save(adapt(again, fresh)), saved)
     assert float(fresh[1].state[again.user.weight]["sum"].sum()) > 0
+
+
+@pytest.mark.parametrize("registered_first", [True, False])
+def test_rows_that_a_hook_after_the_step_edits_are_noticed(registered_first: bool) -> None:
+    model = Tables()
+    optimizer = ROW_LOCAL["adagrad"](model.parameters())
+
+    def clamp(*_: object) -> None:
+        with torch.no_grad():
+            model.user.weight.mul_(0.5)
+
+    if registered_first:
+        optimizer.register_step_post_hook(clamp)
+    watched = Watched(model, optimizer)
+    if not registered_first:
+        optimizer.register_step_post_hook(clamp)
+    step(model, optimizer, 1)
+    assert_no_change_is_missed(watched)
+
+
+@pytest.mark.parametrize("registered_first", [True, False])
+def test_rows_of_a_gradient_that_another_hook_exchanges_are_marked(registered_first: bool) -> None:
+    model = Tables()
+    optimizer = ROW_LOCAL["adagrad"](model.parameters())
+
+    def exchange(*_: object) -> None:
+        model.user.weight.grad = torch.sparse_coo_tensor([[28, 29]], torch.ones(2, 4), (30, 4))
+
+    if registered_first:
+        optimizer.register_step_pre_hook(exchange)
+    watched = Watched(model, optimizer)
+    if not registered_first:
+        optimizer.register_step_pre_hook(exchange)
+    step(model, optimizer, 1)
+    assert_no_change_is_missed(watched)
+
+
+def test_a_table_that_another_optimizer_takes_over_is_refused_by_name_and_training_goes_on() -> None:
+    model = Tables()
+    first = torch.optim.Adagrad([model.user.weight, model.item.weight], lr=0.1)
+    second = torch.optim.SparseAdam([model.empty.weight], lr=0.1)
+    watched = Watched(model, [first, second])
+    first.param_groups[0]["params"].remove(model.user.weight)
+    step(model, first, 1)
+    second.add_param_group({"params": [model.user.weight]})
+    with pytest.raises(CheckpointError, match="'user' has other optimizers"):
+        watched.adapter.tables()
+
+
+def test_a_state_with_the_name_of_the_rows_is_refused() -> None:
+    model = Tables()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.user.weight]["weight"] = torch.zeros(30, 4)
+    with pytest.raises(CheckpointError, match="named 'weight'"):
+        adapt(model, optimizer).tables()
+
+
+def test_parameters_without_an_optimizer_and_optimizers_of_another_model_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Tables()
+    adapt(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert caplog.text == ""
+    adapt(model, torch.optim.SGD(Tables().parameters(), lr=0.1))
+    assert "no optimizer was given for 3 trainable parameters of the model (user.weight, " in caplog.text
+    assert "trains no parameter of this model" in caplog.text

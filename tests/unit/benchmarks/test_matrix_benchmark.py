@@ -113,7 +113,7 @@ def test_other_checkpointers_write_the_whole_model(results: dict[str, Result]) -
         assert row["details"]["stall_seconds"] <= row["details"]["durable_seconds"]
 
 
-def test_trackers_find_the_same_rows_but_for_data_parallel_tables(results: dict[str, Result]) -> None:
+def test_trackers_find_the_same_rows(results: dict[str, Result]) -> None:
     details = results["delta-tracker"]["rows"][-1]["details"]
     assert 0.9 * details["our_rows"] <= details["torchrec_rows"] <= details["our_rows"]
 

@@ -13,7 +13,14 @@ from incremental_ckpt import Repository, open_store
 from incremental_ckpt.cli import CODES, USAGE
 from incremental_ckpt.cli.commands import app
 from incremental_ckpt.cli.upkeep import VERBS
-from incremental_ckpt.errors import ConflictError, CorruptionError, FormatError, NotFoundError, StorageError
+from incremental_ckpt.errors import (
+    ConflictError,
+    CorruptionError,
+    FormatError,
+    MismatchError,
+    NotFoundError,
+    StorageError,
+)
 
 Ickpt = Callable[..., Any]
 
@@ -184,7 +191,13 @@ def test_an_export_of_an_older_checkpoint_is_a_plain_state_dict(ickpt: Ickpt, pl
 
 def test_an_import_says_which_tensors_are_tables(ickpt: Ickpt, tmp_path: Path) -> None:
     torch.save({"users.weight": torch.zeros(5, 4), "top.weight": torch.zeros(1, 4)}, tmp_path / "m.pt")
-    assert "no tensor became a table" in ickpt("import", tmp_path / "m.pt", tmp_path / "a").out
+    answer = ickpt("import", tmp_path / "m.pt", tmp_path / "a")
+    assert answer.code == CODES[MismatchError]
+    assert "name them (tables=, --table)" in answer.err
+    assert not (tmp_path / "a" / "manifests").exists(), "nothing is committed on a guess"
+    assert (
+        ickpt("import", tmp_path / "m.pt", tmp_path / "a", "--no-tables").lines[0].endswith("0 tables, 2 other tensors")
+    )
     lines = ickpt("import", tmp_path / "m.pt", tmp_path / "b", "--table", "users").lines
     assert "  table users" in lines
     assert ickpt("import", tmp_path / "m.pt", tmp_path / "b").code == CODES[ConflictError]

@@ -27,6 +27,7 @@ from incremental_ckpt import (
     StorageError,
 )
 from incremental_ckpt.compaction import compact
+from incremental_ckpt.pruning import prune
 from incremental_ckpt.storage import LocalStore, MemoryStore
 from incremental_ckpt.testing import FaultStore, damage, on
 
@@ -39,6 +40,13 @@ class Random:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+def flip(store: MemoryStore, key: str) -> None:
+    raw = bytearray(store.get(key))
+    raw[-1] ^= 1
+    store.delete([key])
+    store.put(key, [raw])
 
 
 @pytest.fixture
@@ -212,14 +220,48 @@ def test_a_damaged_compaction_is_passed_over_for_the_chain_that_it_stands_for(
     before = {one.key for one in store.list()}
     compact(Repository(store), 2)
     (broken,) = [one.key for one in store.list() if one.key not in before and one.key.endswith(damaged)]
-    raw = bytearray(store.get(broken))
-    raw[-1] ^= 1
-    store.delete([broken])
-    store.put(broken, [raw])
+    flip(store, broken)
     for step, place in ((None, 2), (2, 1)):
         again, _ = resumed(store_name, step)
         assert_same(again.copy(), states[place])
-    assert "as it was saved" in caplog.text
+    assert "damaged compaction" in caplog.text
+
+
+def test_a_run_that_passed_over_a_damaged_compaction_depends_on_it_no_more(run: Run, store_name: str) -> None:
+    saved(run, store_name, [1, 2, 3, 4, 5])
+    store = MemoryStore(store_name)
+    before = {one.key for one in store.list()}
+    compact(Repository(store), 5)
+    flip(store, next(o.key for o in store.list() if o.key not in before and o.key.endswith(".safetensors")))
+    again = Run(seed=3)
+    with checkpointer(again, store_name, keep=KeepLast(2)) as c:
+        assert c.resume_from_checkpoint() is not None
+        for step in (6, 7, 8):
+            again.train()
+            assert c.save_checkpoint(step).wait().kind == ("base" if step == 6 else "delta")
+    assert_same(resumed(store_name)[0].copy(), again.copy())
+
+
+def test_of_two_compactions_only_the_damaged_one_is_passed_over(run: Run, store_name: str) -> None:
+    states = saved(run, store_name, [1, 2, 3, 4, 5])
+    store = MemoryStore(store_name)
+    compact(Repository(store), 3)
+    prune(Repository(store), KeepLast(3), dry_run=False)
+    compact(Repository(store), 5)
+    flip(store, "manifests/00000005.base.json")
+    again, progress = resumed(store_name)
+    assert progress.seq == 5
+    assert_same(again.copy(), states[4])
+
+
+def test_what_a_run_that_did_not_resume_found_is_not_its_own_to_forget(run: Run, store_name: str) -> None:
+    saved(run, store_name, [1, 2, 3])
+    other = Run(seed=5)
+    with checkpointer(other, store_name, keep=KeepLast(1)) as c:
+        for step in (1, 2, 3):
+            other.train()
+            c.save_checkpoint(step, kind="full").wait()
+    assert [info.seq for info in Repository(MemoryStore(store_name)).checkpoints()] == [1, 2, 3, 6]
 
 
 def test_of_a_damaged_compaction_and_a_damaged_chain_an_ancestor_is_taken(run: Run, store_name: str) -> None:

@@ -25,8 +25,10 @@ from incremental_ckpt import (
     StorageError,
 )
 from incremental_ckpt import stall as stall_module
+from incremental_ckpt.snapshot import FlatState
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, LateWrites, Stall, fail, on
+from incremental_ckpt.tracker import Tracker
 
 TIMEOUT = 60.0
 TINY = Settings(pack_bytes=900, entry_bytes=256, low_priority=False)
@@ -337,6 +339,82 @@ class TestBusy:
     def test_a_step_that_is_not_due_reads_neither_loss_nor_metrics(self, run: Run, store: FaultStore) -> None:
         with checkpointer(run, store, when=EverySteps(2)) as c:
             assert c.step(1, loss="no number", metrics={"auc": "none"}) is None  # type: ignore[arg-type, dict-item]
+
+
+class TestInterrupts:
+    """KeyboardInterrupt, wherever it comes: the next save carries everything."""
+
+    @pytest.mark.parametrize("kind", ["full", "consecutive"])
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [
+            (Tracker, "freeze"), (stall_module, "RowCopies"), (FlatState, "copy"), (stall_module, "Content"),
+            (Tracker, "confirm"), (Tracker, "give_back"),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("afterwards", [True, False])
+    def test_an_interrupt_within_a_save_leaves_a_checkpointer_that_saves(
+        self, kind: str, owner: Any, name: str, afterwards: bool, run: Run, store: FaultStore, store_name: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        original = getattr(owner, name)
+
+        def interrupted(*arguments: Any, **named: Any) -> Any:
+            if afterwards:
+                original(*arguments, **named)
+            raise KeyboardInterrupt
+
+        with checkpointer(run, store) as c:
+            for step in (1, 2):
+                run.train()
+                c.save_checkpoint(step).wait()
+            run.train()
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    c.save_checkpoint(3, kind=kind)  # type: ignore[arg-type]
+            run.train()
+            c.save_checkpoint(4).wait(TIMEOUT)
+        assert_same(resumed(store_name).copy(), run.copy())
+
+
+def test_a_save_from_an_event_is_a_save_before(run: Run, store: FaultStore, store_name: str) -> None:
+    steps = iter((10, 11))
+
+    def again(event: object) -> None:
+        if isinstance(event, SaveEvent) and (step := next(steps, None)) is not None:
+            c.save_checkpoint(step)
+
+    with checkpointer(run, store, on_event=again) as c:
+        for step in (1, 2, 3):
+            run.train()
+            c.save_checkpoint(step).wait(TIMEOUT)
+    assert steps_in(store_name)[:2] == [1, 10]
+    assert_same(resumed(store_name).copy(), run.copy())
+
+
+def test_a_forked_process_is_refused_and_closes_at_once_whoever_holds_the_lock(run: Run, store: FaultStore) -> None:
+    with checkpointer(run, store) as c, c._lock:
+        parent, c._process = c._process, -1  # as a fork leaves it, without the fork
+        try:
+            c.close()
+            with pytest.raises(RuntimeError, match="forked"):
+                c.save_checkpoint(1)
+        finally:
+            c._process = parent
+
+
+def test_a_resume_of_one_checkpointer_is_noticed_by_another_one_on_the_same_model(run: Run, store_name: str) -> None:
+    with checkpointer(run, MemoryStore(store_name + "b")) as other, checkpointer(run, MemoryStore(store_name)) as c:
+        run.train()
+        other.save_checkpoint(1).wait()
+        for _ in range(5):
+            run.train()
+        c.save_checkpoint(20).wait()
+        other.resume_from_checkpoint()
+        run.train()
+        c.save_checkpoint(21).wait()
+    assert_same(resumed(store_name).copy(), run.copy())
 
 
 class TestThreads:

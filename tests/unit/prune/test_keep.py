@@ -31,7 +31,11 @@ def test_the_best_are_kept_and_the_newer_of_equal_ones() -> None:
     assert KeepBest(2, "auc").kept(infos) == {2, 5}
     assert KeepBest(1, "auc", "min").kept(infos) == {6}
     assert KeepBest(9, "auc").kept(infos) == {1, 2, 5, 6}
-    assert KeepBest(1, "other").kept(infos) == frozenset()
+
+
+def test_where_no_checkpoint_has_the_metric_all_are_kept_since_its_name_may_be_misspelt() -> None:
+    assert KeepBest(1, "acu").kept([info(1, 1, {"auc": 0.7}), info(2, 2, {"auc": 0.9})]) == {1, 2}
+    assert KeepBest(1, "acu").kept([info(1, 1, {"acu": nan}), info(2, 2, {"auc": 0.9})]) == frozenset()
 
 
 def test_the_loss_is_a_metric() -> None:
