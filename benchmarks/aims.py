@@ -49,7 +49,10 @@ AIMS: Sequence[Aim] = (
         "stall of a raw delta / bare gather", "stall", "^save_checkpoint",
         "the scan of one byte per row comes on top of the gather; see where the stall goes",
     ),
-    Aim("stall of `dcp.async_save` / of a delta", "peers", "dcp.async_save"),
+    Aim(
+        "stall of `dcp.async_save` / of a delta", "peers", "dcp.async_save",
+        "an earlier run on this machine had 36; two rounds each, and the peer's stall varies between 0.8 and 1.4 s",
+    ),
     Aim(
         "the same, its staging buffers kept", "other checkpointers, stall", "dcp.async_save, thread",
         "with kept buffers it is a plain copy of the model at memory speed, and the copy is 50 times as large as a "
@@ -57,7 +60,12 @@ AIMS: Sequence[Aim] = (
     ),
     Aim("stall of a base / of a delta", "base", "streamed base"),
     Aim("memory that a delta takes", "memory", "deltas"),
-    Aim("memory that a base takes (no second copy)", "memory", "a base"),
+    Aim(
+        "memory that a base takes (no second copy)", "memory", "a base",
+        "old values that are being written are held beside those that come meanwhile, so that "
+        "`Settings.preimage_bytes` (128 MiB) can be there twice; an earlier run, in which the "
+        "base was streamed faster, had 0.996",
+    ),
     Aim(
         "stall, growth with the rows of the model", "growth with rows", "^stall",
         "one byte per row is scanned whatever has changed, which is nearly half of the stall at 50M rows; and the bare "
