@@ -116,7 +116,6 @@ class Checkpointer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = arguments.one_of("kind", kind, get_args(KindPolicy))
-        arguments.an(torch.nn.Module, "model", model, "an nn.Module")
         if on_event is not None and not callable(on_event):
             raise TypeError(f"on_event takes a function of one event, not {on_event!r}")
         arguments.an(Settings, "settings", settings, "Settings(...)")

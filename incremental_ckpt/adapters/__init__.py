@@ -24,6 +24,8 @@ def adapt(model: nn.Module, optimizer: object = None) -> ModelAdapter:
 
     Raises:
         CheckpointError: the model has tables whose rows cannot be reached (SSD, key-value stores).
-        TypeError: an optimizer is none.
+        TypeError: the model is no module, or an optimizer is none.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model takes an nn.Module, not {model!r}")
     return CompositeAdapter(model, optimizer)
