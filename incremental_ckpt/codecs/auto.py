@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_BITS_UP_TO = ((1, 2), (3, 3), (20, 4))
+_BITS_UP_TO = ((1, 2), (3, 3))
 """Restores, and the fewest bits that docs/accuracy.md allows for them."""
 _MOST_BITS = 8
 _COUNTLESS = 1e9
