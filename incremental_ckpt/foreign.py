@@ -21,6 +21,7 @@ import torch
 from incremental_ckpt.errors import FormatError, NotFoundError
 from incremental_ckpt.format.pack import read_header
 from incremental_ckpt.format.tree import from_tree
+from incremental_ckpt.snapshot import torch_value
 
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict")
 _INDEX = "model.safetensors.index.json"
@@ -132,7 +133,7 @@ def _safetensors(place: Path, files: Iterable[Path]) -> Foreign:
         state, _ = map_file(folder / "optimizer.safetensors")
         count = sum(name.startswith("state.") and name[6:].isdigit() for name in state)
         leaves = [state[f"state.{index}"] for index in range(count)]
-        tree: Any = from_tree(rest["tree"], leaves, key=str(document), make=_make)
+        tree: Any = from_tree(rest["tree"], leaves, key=str(document), make=torch_value)
         extra = tree.pop("extra")
         rows: dict[str, dict[str, torch.Tensor]] = {table: {} for table in rest["tables"]}
         for name, tensor in state.items():
@@ -165,17 +166,6 @@ def map_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             part = part.clone()
         tensors[name] = part.view(wanted).view(shape) if end > begin else torch.empty(shape, dtype=wanted)
     return tensors, metadata
-
-
-def _make(tag: str, value: Any) -> object:
-    if tag == "$size":
-        return torch.Size(value)
-    if tag == "$device":
-        return torch.device(value)
-    dtype = getattr(torch, value, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"no such dtype: {value!r}")  # noqa: TRY004 - a wrong value of the right type
-    return dtype
 
 
 def _dcp(place: Path) -> Foreign:

@@ -236,6 +236,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def torch_value(tag: str, value: Any) -> object:
+    """What `from_tree` needs to make torch's own values. Raises ValueError for a dtype that is none."""
+    if tag == "$size":
+        return torch.Size(value)
+    if tag == "$device":
+        return torch.device(value)
+    dtype = getattr(torch, value, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"no such dtype: {value!r}")  # noqa: TRY004 - a wrong value of the right type
+    return dtype
+
+
 def _nbytes(leaf: torch.Tensor | np.ndarray) -> int:
     return leaf.nbytes
 

@@ -18,6 +18,7 @@ from incremental_ckpt.repository import Repository
 from incremental_ckpt.repository.read import read_span
 from incremental_ckpt.restore.found import Found
 from incremental_ckpt.sharing import united
+from incremental_ckpt.snapshot import torch_value
 
 
 def load_state(repository: Repository, found: Found) -> dict[str, Any]:
@@ -59,15 +60,4 @@ def _load_one(repository: Repository, source: RankManifest, state: State) -> Any
             memory.view(dtype).view(stored.shape) if stored.at.size else torch.empty(stored.shape, dtype=dtype)
         )
     key = layout.rank_manifest_key(source.seq, source.attempt, source.rank)
-    return from_tree(state.tree, tensors, key=key, make=_make)
-
-
-def _make(tag: str, value: Any) -> object:
-    if tag == "$size":
-        return torch.Size(value)
-    if tag == "$device":
-        return torch.device(value)
-    dtype = getattr(torch, value, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"no such dtype: {value!r}")  # noqa: TRY004 - a wrong value of the right type
-    return dtype
+    return from_tree(state.tree, tensors, key=key, make=torch_value)
