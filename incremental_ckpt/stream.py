@@ -154,12 +154,12 @@ class RowStream:
         used = 0
         for index, rows in self._chunks():
             widths = [live.shape[1] for live in self._live[index]]
-            need = sum((len(rows) * w + 63) // 64 * 64 for w in widths)
+            need = sum(_aligned(len(rows) * w) for w in widths)
             if packful and used + need > self._pack_bytes:
                 yield self._exact(packful), False
                 packful, used = [], 0
                 while self._old and (self._awaited or self._old_bytes > self._limit // 2):
-                    yield from self._spilled()
+                    yield from self._spilled(buffer)
             if need > buffer.numel():
                 buffer = torch.empty(need, dtype=torch.uint8, pin_memory=bool(self._side))
             fields = []
@@ -167,7 +167,7 @@ class RowStream:
                 target = buffer[used : used + len(rows) * width].view(len(rows), width)
                 self._copy_chunk(live, rows, target)
                 fields.append(target.numpy())
-                used += (len(rows) * width + 63) // 64 * 64
+                used += _aligned(len(rows) * width)
             if (side := self._side.get(self._live[index][0].device)) is not None:
                 side.synchronize()
             packful.append(Part(index, rows, tuple(fields)))
@@ -252,18 +252,28 @@ class RowStream:
                 self._old.pop(table, None)
             self._changed.notify_all()
 
-    def _spilled(self) -> Iterator[tuple[list[Part], bool]]:
-        """Give out old values as parts of their own, a table at a time, and free their memory."""
+    def _spilled(self, buffer: torch.Tensor) -> Iterator[tuple[list[Part], bool]]:
+        """Give out the oldest of the old values of the table that has most, about a packful, through the buffer: their
+        memory is free again before they are written."""
         with self._changed:
             table = max(self._old, key=lambda t: sum(b.nbytes for b in self._old[t]))
-            blocks = self._old.pop(table)
+            blocks, kept = self._oldest(self._old.pop(table))
+            if kept:
+                self._old[table] = kept
+        widths = [live.shape[1] for live in self._live[table]]
         ids = np.concatenate([block.on_host()[0] for block in blocks]).astype(np.int64)
         order = np.argsort(ids, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        fields = [np.empty((len(ids), live.shape[1]), dtype=np.uint8) for live in self._live[table]]
+        need = sum(_aligned(len(ids) * w) for w in widths)
+        if need > buffer.numel():
+            buffer = torch.empty(need, dtype=torch.uint8)
+        fields, used = list[np.ndarray](), 0
+        for width in widths:
+            fields.append(buffer[used : used + len(ids) * width].view(len(ids), width).numpy())
+            used += _aligned(len(ids) * width)
         begin = 0
-        while blocks:  # one block at a time is freed as it is copied: no second copy of all of them
+        while blocks:
             block = blocks.pop(0)
             rows, values = block.on_host()
             for target, value in zip(fields, values, strict=True):
@@ -280,12 +290,22 @@ class RowStream:
             else:
                 inside = np.isin(ids, wanted.cpu().numpy(), assume_unique=True)
             ids, fields = ids[inside], [f[inside] for f in fields]
-        step = rows_per_entry([f.shape[1] for f in fields], self._entry_bytes)
+        step = rows_per_entry(widths, self._entry_bytes)
         parts = [
             Part(table, ids[b : b + step], tuple(f[b : b + step] for f in fields)) for b in range(0, len(ids), step)
         ]
         if parts:
             yield parts, True
+
+    def _oldest(self, blocks: list[_OldValues]) -> tuple[list[_OldValues], list[_OldValues]]:
+        """The first blocks, as many as fit into the buffer but at least one, and the others."""
+        nbytes = np.cumsum([block.nbytes for block in blocks])
+        count = max(1, int(np.searchsorted(nbytes, self._pack_bytes, side="right")))
+        return blocks[:count], blocks[count:]
+
+
+def _aligned(nbytes: int) -> int:
+    return (nbytes + 63) // 64 * 64
 
 
 def _bytes_view(live: torch.Tensor) -> torch.Tensor:

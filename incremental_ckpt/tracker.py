@@ -10,6 +10,7 @@ leaves it where it is: all three cost nothing, and no frozen copy of the map exi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +19,8 @@ import torch
 
 from incremental_ckpt.model import Table
 
-_BLOCK = 1 << 18  # bytes of flags that are searched at once, a multiple of 8
+_BLOCK = 1 << 20  # bytes of flags that are searched at once, a multiple of 8
+_MOST_THREADS = 8  # of one search: what more of them would bring, starting them costs
 _LAST_EPOCH = 255  # the map is uint8; 0 means never marked
 
 
@@ -179,7 +181,9 @@ class Tracker:
 
     def _scan(self, device_map: _Map, rows: list[torch.Tensor | None]) -> None:
         if device_map.flags.device.type == "cpu":
-            positions = torch.from_numpy(_marked_positions(device_map.flags.numpy(), self._low))
+            positions = torch.from_numpy(
+                _marked_positions(device_map.flags.numpy(), self._low, min(torch.get_num_threads(), _MOST_THREADS))
+            )
         else:
             positions = torch.nonzero(device_map.flags >= self._low).squeeze(1)
         tracked = [(i, s) for i, s in zip(device_map.tables, device_map.starts, strict=True) if self._tracked[i]]
@@ -194,19 +198,40 @@ class Tracker:
         self._epoch, self._low = 2, 1
 
 
-def _marked_positions(flags: np.ndarray, low: int) -> np.ndarray:
-    """Ascending positions of the bytes that are at least ``low``.
+def _marked_positions(flags: np.ndarray, low: int, threads: int) -> np.ndarray:
+    """Ascending positions, int64, of the bytes that are at least ``low``; the threads search a stretch each."""
+    blocks = -(-len(flags) // _BLOCK)
+    stretch = -(-blocks // max(1, min(threads, blocks))) * _BLOCK
+    stretches = [(flags[begin : begin + stretch], begin) for begin in range(0, len(flags), stretch)]
+    if len(stretches) < 2:
+        return _marked_in_stretch(flags, low, 0)
+    with ThreadPoolExecutor(len(stretches) - 1, "ickpt-scan") as pool:
+        later = [pool.submit(_marked_in_stretch, part, low, begin) for part, begin in stretches[1:]]
+        first = _marked_in_stretch(stretches[0][0], low, 0)
+        return np.concatenate([first, *(found.result() for found in later)])
 
-    Block by block, so that what lies between the flags and the positions stays in the cache: temporaries as long as the
-    map cost more in page faults than the search itself. Marks are sparse: words of eight flags are looked at first.
+
+def _marked_in_stretch(flags: np.ndarray, low: int, offset: int) -> np.ndarray:
+    """Block by block, so that what lies between the flags and the positions stays in the cache: temporaries as long as
+    the map cost more in page faults than the search itself. Marks are sparse: words of eight flags are looked at first.
     """
     found = []
     marked = np.empty(min(_BLOCK, len(flags)), dtype=np.bool_)
+    hit = np.empty(len(marked) // 8, dtype=np.bool_)
     for begin in range(0, len(flags), _BLOCK):
         block = flags[begin : begin + _BLOCK]
         np.greater_equal(block, low, out=marked[: len(block)])
         words = marked[: len(block)].view(np.uint64)
-        hit_words = np.flatnonzero(words != 0)
-        hits = np.flatnonzero(words[hit_words].view(np.bool_))
-        found.append((hit_words[hits >> 3] << 3) + (hits & 7) + begin)
+        np.not_equal(words, 0, out=hit[: len(words)])
+        hit_words = np.flatnonzero(hit[: len(words)])
+        if 2 * len(hit_words) > len(words):
+            positions = np.flatnonzero(marked[: len(block)])
+        else:
+            in_words = np.flatnonzero(words[hit_words].view(np.bool_))
+            positions = hit_words[in_words >> 3]
+            positions <<= 3
+            in_words &= 7
+            positions += in_words
+        positions += offset + begin
+        found.append(positions)
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

@@ -264,6 +264,30 @@ def test_one_batch_larger_than_the_whole_limit_passes() -> None:
     assert read.spilled_rows > 0
 
 
+def test_old_values_that_are_written_take_no_memory_beside_the_buffer_of_the_stream() -> None:
+    training = Training(make_tables(400))
+    stream = training.stream(pack_bytes=32 * 40, limit=32 * 100)
+    before = copies(training.tables)
+    items = stream.packfuls()
+    read = Read(training.tables)
+    first, _ = next(items)
+    buffer, copied = first[0].fields[0], stream._watermarks[0]
+    read.add(first, False)
+    for begin in range(300, 380, 5):
+        training.step(0, torch.arange(begin, begin + 5))
+    held = stream._old_bytes
+    spilled, overriding = next(items)
+    assert overriding
+    assert copied < 300
+    assert held - stream._old_bytes <= 32 * 40
+    in_buffer = range(buffer.ctypes.data, buffer.ctypes.data + 32 * 40)
+    assert all(field.ctypes.data in in_buffer for part in spilled for field in part.fields)
+    read.add(spilled, True)
+    for packful, overrides in items:
+        read.add(packful, overrides)
+    assert same(read.rows(), before)
+
+
 def test_old_values_below_the_watermark_are_not_kept() -> None:
     training = Training(make_tables(100))
     stream = training.stream(pack_bytes=256)

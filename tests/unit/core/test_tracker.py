@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+import incremental_ckpt.tracker as tracker_module
 from incremental_ckpt.model import Field, Shard, Table
 from incremental_ckpt.tracker import Interval, Tracker
 
@@ -53,6 +54,24 @@ def test_a_freeze_gives_the_marked_rows_once_each_and_ascending() -> None:
     tracker.mark(1, ids(19, 3, 3, 0))
     tracker.mark(0, ids(9))
     assert frozen(tracker) == [[9], [0, 3, 19]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.6, 1.0])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 8, 63, 64, 65, 1000])
+def test_the_same_rows_are_found_whatever_the_blocks_the_threads_and_the_share_of_marks(
+    monkeypatch: pytest.MonkeyPatch, rows: int, threads: int, share: float
+) -> None:
+    monkeypatch.setattr(tracker_module, "_BLOCK", 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    generator = torch.Generator().manual_seed(rows)
+    tracker = Tracker([table(rows, "a"), table(3, "b"), table(rows, "c")])
+    for _ in range(2):  # marks of a confirmed freeze are still in the map, and are not found again
+        wanted = [torch.nonzero(torch.rand(n, generator=generator) < share).squeeze(1) for n in (rows, 3, rows)]
+        for index, marked in enumerate(wanted):
+            tracker.mark(index, marked[torch.randperm(len(marked), generator=generator)])
+        assert frozen(tracker) == [marked.tolist() for marked in wanted]
+        tracker.confirm()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
