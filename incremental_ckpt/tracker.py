@@ -10,7 +10,6 @@ leaves it where it is: all three cost nothing, and no frozen copy of the map exi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +19,6 @@ import torch
 from incremental_ckpt.model import Table
 
 _BLOCK = 1 << 20  # bytes of flags that are searched at once, a multiple of 8
-_MOST_THREADS = 8  # of one search: what more of them would bring, starting them costs
 _LAST_EPOCH = 255  # the map is uint8; 0 means never marked
 
 
@@ -181,9 +179,7 @@ class Tracker:
 
     def _scan(self, device_map: _Map, rows: list[torch.Tensor | None]) -> None:
         if device_map.flags.device.type == "cpu":
-            positions = torch.from_numpy(
-                _marked_positions(device_map.flags.numpy(), self._low, min(torch.get_num_threads(), _MOST_THREADS))
-            )
+            positions = torch.from_numpy(_marked_positions(device_map.flags.numpy(), self._low))
         else:
             positions = torch.nonzero(device_map.flags >= self._low).squeeze(1)
         tracked = [(i, s) for i, s in zip(device_map.tables, device_map.starts, strict=True) if self._tracked[i]]
@@ -198,22 +194,12 @@ class Tracker:
         self._epoch, self._low = 2, 1
 
 
-def _marked_positions(flags: np.ndarray, low: int, threads: int) -> np.ndarray:
-    """Ascending positions, int64, of the bytes that are at least ``low``; the threads search a stretch each."""
-    blocks = -(-len(flags) // _BLOCK)
-    stretch = -(-blocks // max(1, min(threads, blocks))) * _BLOCK
-    stretches = [(flags[begin : begin + stretch], begin) for begin in range(0, len(flags), stretch)]
-    if len(stretches) < 2:
-        return _marked_in_stretch(flags, low, 0)
-    with ThreadPoolExecutor(len(stretches) - 1, "ickpt-scan") as pool:
-        later = [pool.submit(_marked_in_stretch, part, low, begin) for part, begin in stretches[1:]]
-        first = _marked_in_stretch(stretches[0][0], low, 0)
-        return np.concatenate([first, *(found.result() for found in later)])
+def _marked_positions(flags: np.ndarray, low: int) -> np.ndarray:
+    """Ascending positions, int64, of the bytes that are at least ``low``.
 
-
-def _marked_in_stretch(flags: np.ndarray, low: int, offset: int) -> np.ndarray:
-    """Block by block, so that what lies between the flags and the positions stays in the cache: temporaries as long as
+    Block by block, so that what lies between the flags and the positions stays in the cache: temporaries as long as
     the map cost more in page faults than the search itself. Marks are sparse: words of eight flags are looked at first.
+    One thread: right after a step the others are still taken, by the spinning workers of the step.
     """
     found = []
     marked = np.empty(min(_BLOCK, len(flags)), dtype=np.bool_)
@@ -232,6 +218,6 @@ def _marked_in_stretch(flags: np.ndarray, low: int, offset: int) -> np.ndarray:
             positions <<= 3
             in_words &= 7
             positions += in_words
-        positions += offset + begin
+        positions += begin
         found.append(positions)
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

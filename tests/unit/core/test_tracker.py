@@ -57,13 +57,11 @@ def test_a_freeze_gives_the_marked_rows_once_each_and_ascending() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.6, 1.0])
-@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("rows", [1, 8, 63, 64, 65, 1000])
-def test_the_same_rows_are_found_whatever_the_blocks_the_threads_and_the_share_of_marks(
-    monkeypatch: pytest.MonkeyPatch, rows: int, threads: int, share: float
+def test_the_same_rows_are_found_whatever_the_blocks_and_the_share_of_marks(
+    monkeypatch: pytest.MonkeyPatch, rows: int, share: float
 ) -> None:
     monkeypatch.setattr(tracker_module, "_BLOCK", 64)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     generator = torch.Generator().manual_seed(rows)
     tracker = Tracker([table(rows, "a"), table(3, "b"), table(rows, "c")])
     for _ in range(2):  # marks of a confirmed freeze are still in the map, and are not found again
