@@ -1,6 +1,7 @@
 # make demo          train, kill, resume, compare            (DATA=file: on a Criteo file)
 # make test          every check that CI runs                (PYTEST_FLAGS="-k name": a part of the tests)
-# make test-long     the schedules and the state machine, 50 times as long as in make test (SEARCH=n: n times)
+# make test-long     the schedules and the state machine, 50 times as long as in make test (SEARCH=n: n times),
+#                    then kills of ranks, ten times as many (KILLS=n)
 # make crash-loop    30,000 deaths over every store, then every kind of damage    (DEATHS=n, FIRST_SEED=n)
 # make fuzz          atheris over every parser of the format                      (SECONDS=n)
 # make bench         the benchmark of docs/benchmarks.md on this machine, some 8 minutes (BENCH_FLAGS="--rows 200000 ...")
@@ -14,6 +15,7 @@ PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 WORKERS ?= 2
 SEARCH ?= 50
+KILLS ?= 10
 DEATHS ?= 30000
 FIRST_SEED ?= 0
 SECONDS ?= 300
@@ -34,10 +36,12 @@ demo: $(READY_TO_RUN)
 	@$(RUN) examples/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 test-long: $(READY_TO_TEST)
 	OMP_NUM_THREADS=1 ICKPT_SEARCH=$(SEARCH) $(RUN) -m pytest -n $(WORKERS) -o faulthandler_timeout=3600 tests/stateful $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 ICKPT_SEARCH=$(KILLS) $(RUN) -m pytest -n $(WORKERS) --dist loadfile -o faulthandler_timeout=3600 \
+		tests/distributed/test_shardings.py tests/distributed/test_rank_counts.py $(PYTEST_FLAGS)
 
 crash-loop: $(READY_TO_TEST)
 	OMP_NUM_THREADS=1 $(RUN) tests/crash/crash_loop.py --deaths $(DEATHS) --first-seed $(FIRST_SEED) --workers $(WORKERS)

@@ -51,7 +51,7 @@ AIMS: Sequence[Aim] = (
     ),
     Aim(
         "stall of `dcp.async_save` / of a delta", "peers", "dcp.async_save",
-        "an earlier run on this machine had 36; two rounds each, and the peer's stall varies between 0.8 and 1.4 s",
+        "runs on this machine had 23 to 36: the peer's stall varies between 0.7 and 1.4 s",
     ),
     Aim(
         "the same, its staging buffers kept", "other checkpointers, stall", "dcp.async_save, thread",
@@ -60,16 +60,12 @@ AIMS: Sequence[Aim] = (
     ),
     Aim("stall of a base / of a delta", "base", "streamed base"),
     Aim("memory that a delta takes", "memory", "deltas"),
-    Aim(
-        "memory that a base takes (no second copy)", "memory", "a base",
-        "old values that are being written are held beside those that come meanwhile, so that "
-        "`Settings.preimage_bytes` (128 MiB) can be there twice; an earlier run, in which the "
-        "base was streamed faster, had 0.996",
-    ),
+    Aim("memory that a base takes (no second copy)", "memory", "a base"),
     Aim(
         "stall, growth with the rows of the model", "growth with rows", "^stall",
-        "one byte per row is scanned whatever has changed, which is nearly half of the stall at 50M rows; and the bare "
-        "gather of as many rows grows almost as much by itself, as they lie further apart (both are in the figure)",
+        "the bare gather of as many rows grows beyond the aim by itself, as they lie further apart in memory; and one "
+        "byte per row is scanned whatever has changed, which is a good third of the stall at 50M rows (both are in the "
+        "figure)",
     ),
     Aim(
         "time to durable / write + fsync of as many bytes", "time to durable", "changed",

@@ -37,7 +37,7 @@ ADAGRAD_BYTES = 4
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--rows", type=int, default=32768)
+    parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--greedy-rows", type=int, default=2048, help="for what is compared with the greedy search")
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=9)

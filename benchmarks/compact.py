@@ -11,15 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+from script import result_of, say, script_parser, show, write_result
+
 MIB = 1 << 20
 TABLES, DIM = 4, 64
 MEMORY_TARGET = 700 * MIB
@@ -45,26 +43,18 @@ print(json.dumps({"seconds": seconds, "peak": resident("VmHWM"), "before": befor
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parse_arguments(argv)
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="compact-benchmark-") as folder:
-        result = run(arguments, Path(folder))
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written: {arguments.out}")
+    write_result(parse_arguments(argv), "compact", run)
     return 0
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = script_parser(__doc__, "compact.json")
     parser.add_argument("--mib", type=int, default=4096, help="of the whole chain, about")
     parser.add_argument("--deltas", type=int, default=20)
     parser.add_argument("--share", type=float, default=0.02, help="of the rows that each delta carries")
     parser.add_argument("--codec", default="raw")
     parser.add_argument("--memory", type=int, default=512, help="MiB given to the compaction")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to be measured")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of A B A B")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "compact.json")
     return parser.parse_args(argv)
 
 
@@ -74,7 +64,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     facts = conditions(folder)
     store = folder / "run"
-    _say("the chain is there", lambda: make_chain(store, arguments))
+    begun = time.perf_counter()
+    make_chain(store, arguments)
+    say("the chain is there", begun)
     chain_bytes = sum(f.stat().st_size for f in store.rglob("*.safetensors"))
     pairs, found = [], []
     for _ in range(arguments.repeats):
@@ -100,15 +92,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             pairs, Target("at least", SPEED_TARGET), **details,
         ),
     ]  # fmt: skip
-    for row in rows:
-        print(f"  {row.ratio:8.3f}  {row.what}", flush=True)
+    show(rows)
     facts |= {"deltas": arguments.deltas, "share": arguments.share, "codec": arguments.codec, "dim": DIM}
-    facts |= {"repeats": arguments.repeats, "load_average_at_the_end": os.getloadavg()[0]}
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "conditions": facts,
-        "rows": [row.as_json() for row in rows],
-    }
+    return result_of(facts | {"repeats": arguments.repeats}, rows)
 
 
 def make_chain(store: Path, arguments: argparse.Namespace) -> None:
@@ -180,7 +166,7 @@ def copy_base(store: Path, target: Path) -> float:
 
 def compact_in_a_child(store: Path, memory: int) -> dict[str, Any]:
     command = [sys.executable, "-c", _COMPACT, str(store), str(memory)]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -193,12 +179,6 @@ def compact_in_a_child(store: Path, memory: int) -> dict[str, Any]:
             assert folder.name.startswith(f"{seq}-c")
             shutil.rmtree(folder)
     return found
-
-
-def _say(what: str, do: Callable[[], None]) -> None:
-    begun = time.perf_counter()
-    do()
-    print(f"{what}: {time.perf_counter() - begun:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

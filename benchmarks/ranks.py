@@ -29,7 +29,8 @@ from incremental_ckpt.codecs import codec_named  # noqa: E402
 from incremental_ckpt.coordinator import _deduplicated, _written  # noqa: E402
 from incremental_ckpt.format import layout  # noqa: E402
 from incremental_ckpt.format.manifest import Lineage, Manifest  # noqa: E402
-from incremental_ckpt.format.rank_manifest import SHARED, VoteFacts  # noqa: E402
+from incremental_ckpt.format.rank_facts import SHARED  # noqa: E402
+from incremental_ckpt.format.rank_manifest import VoteFacts  # noqa: E402
 from incremental_ckpt.format.sealed import digest_of, unseal  # noqa: E402
 from incremental_ckpt.model import CheckpointRef, Field, Shard, Table  # noqa: E402
 from incremental_ckpt.persist import Persister  # noqa: E402

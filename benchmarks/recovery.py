@@ -162,8 +162,8 @@ class _Paced:
         self._checkpointer._adapter.unwatch()
 
     def _return(self) -> None:
-        tracker = self._checkpointer._tracker
-        self._checkpointer._adapter.watch(tracker.mark, tracker.mark_all)
+        tracker, schedule = self._checkpointer._tracker, self._checkpointer._schedule
+        self._checkpointer._adapter.watch(schedule.timed(tracker.mark), tracker.mark_all)
         self._away += time.monotonic() - self._left
 
     def _keep(self, event: Event) -> None:

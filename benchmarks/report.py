@@ -38,6 +38,7 @@ _TITLES = {
     "resume": "Resuming",
     "ranks": "Many ranks, simulated",
     "codecs": "Speed and size of codecs",
+    "stores": "Stores beside boto3",
 }
 _HEADINGS = {
     "tracking": "Tracking",
@@ -50,6 +51,7 @@ _HEADINGS = {
     "memory": "Peak memory",
     "compaction": "Compaction",
     "recovery": "Overhead and recovery",
+    "stores": "Upload and download",
 }
 _IN_BRIEF = ("rows", "kinds_rows", "growth_rows", "ranks_rows", "dim", "optimizer", "share", "threads", "cores", "cpu")
 

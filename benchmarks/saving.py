@@ -20,7 +20,8 @@ from workload import Training
 from incremental_ckpt import Checkpointer, EverySteps, SaveEvent, SaveHandle, Settings
 from incremental_ckpt.adapters import adapt
 from incremental_ckpt.events import Event
-from incremental_ckpt.format.rank_manifest import Entry, RankManifest, ShardEntries
+from incremental_ckpt.format.rank_facts import Entry, ShardEntries
+from incremental_ckpt.format.rank_manifest import RankManifest
 from incremental_ckpt.format.rowset import decode_rows
 from incremental_ckpt.model import WEIGHT
 from incremental_ckpt.policy import KindPolicy

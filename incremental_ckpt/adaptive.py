@@ -47,6 +47,7 @@ class CostMeter:
 
     def __init__(self) -> None:
         self._undisturbed = _Mean()
+        self._tracking = _Mean()
         self._disturbed = _Mean()
         self._while_this_save = _Mean()
         self._steps_seen = 0
@@ -62,11 +63,12 @@ class CostMeter:
         self._in_flight = False
         self._while_this_save = _Mean()
 
-    def trained(self, seconds: float, *, persisting: bool) -> None:
+    def trained(self, seconds: float, *, persisting: bool, tracking: float = 0.0) -> None:
         """A step took so long between two calls of the checkpointer.
 
         Args:
             persisting: a save was being persisted when it began.
+            tracking: how much of it rows were being marked.
         """
         self._trained += seconds
         self._steps_seen += 1
@@ -79,6 +81,7 @@ class CostMeter:
             self._while_this_save.add(seconds, keep=1.0)
         else:
             self._undisturbed.add(seconds, keep=1 - 1 / _MEMORY)
+            self._tracking.add(tracking, keep=1 - 1 / _MEMORY)
 
     def stalled(self, seconds: float) -> None:
         """The checkpointer kept the training thread for so long without saving (a meeting, a wait)."""
@@ -115,7 +118,7 @@ class CostMeter:
             return None
         return Costs(
             self._undisturbed.step, self._stall, self._persist, self._slowdown, self._per_save,
-            durable=not self._in_flight,
+            durable=not self._in_flight, tracking=self._tracking.step / self._undisturbed.step,
         )  # fmt: skip
 
     @property
@@ -128,6 +131,7 @@ class CostMeter:
         return {
             "step_seconds": self._undisturbed.seconds, "steps": self._undisturbed.steps,
             "disturbed_seconds": self._disturbed.seconds, "disturbed_steps": self._disturbed.steps,
+            "tracking_seconds": self._tracking.seconds,
             "persist": self._persist, "per_save": self._per_save if self._measured_a_save else None,
         }  # fmt: skip
 
@@ -135,11 +139,15 @@ class CostMeter:
         """Go on from what an earlier life has measured. A state of another kind is left alone: measuring starts
         over."""
         names = ("step_seconds", "steps", "disturbed_seconds", "disturbed_steps", "persist")
-        numbers = [state.get(name) for name in names]
+        # What earlier versions have written does not tell of tracking.
+        numbers = [state.get(name) for name in names] + [state.get("tracking_seconds", 0.0)]
         if not all(isinstance(n, float | int) and math.isfinite(n) and n >= 0 for n in numbers):
             return
-        step_seconds, steps, disturbed_seconds, disturbed_steps, persist = (float(n) for n in numbers if n is not None)
+        step_seconds, steps, disturbed_seconds, disturbed_steps, persist, tracking = (
+            float(n) for n in numbers if n is not None
+        )
         self._undisturbed = _Mean(step_seconds, steps)
+        self._tracking = _Mean(tracking, steps)
         self._disturbed = _Mean(disturbed_seconds, disturbed_steps)
         per_save = state.get("per_save")
         self._measured_a_save = per_save is not None

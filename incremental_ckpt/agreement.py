@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from incremental_ckpt import errors
@@ -18,15 +18,35 @@ from incremental_ckpt.rank_writer import Attempt
 
 Report = dict[str, Any]
 
+_NAMED = 8
 
-def model_report(shards: Sequence[Shard], shared: Mapping[str, Any], objects: Sequence[str], version: str) -> Report:
-    """What must agree before anything is saved. ``shared`` are the shapes of replicated parameters by name."""
+
+def model_report(
+    shards: Sequence[Shard],
+    shared: Mapping[str, Any],
+    objects: Sequence[str],
+    version: str,
+    *,
+    replicated: Collection[str] | None = None,
+) -> Report:
+    """What must agree before anything is saved.
+
+    Args:
+        shards: of this rank.
+        shared: the shapes of replicated parameters by name.
+        replicated: the tables that all ranks hold alike; None: nobody has looked.
+    """
     tables = {
         s.table: [s.table_rows, s.table_cols, [[f.name, f.dtype, f.width == s.cols] for f in s.fields]] for s in shards
     }
+    held: dict[str, int] = {}
+    for s in shards if replicated is not None else ():
+        held[s.table] = held.get(s.table, 0) + s.rows * s.cols * (s.table not in (replicated or ()))
     digest = hashlib.sha256(repr(sorted((k, list(v)) for k, v in shared.items())).encode()).hexdigest()
     dense = [len(shared), sum(math.prod(v) for v in shared.values()), digest]
-    return {"what": "open", "version": version, "tables": tables, "dense": dense, "objects": sorted(objects)}
+    return {
+        "what": "open", "version": version, "tables": tables, "held": held, "dense": dense, "objects": sorted(objects),
+    }  # fmt: skip
 
 
 def check_same_call(reports: Sequence[Report]) -> None:
@@ -63,6 +83,27 @@ def check_same_model(reports: Sequence[Report]) -> None:
                     f"table {table} is {_table(theirs)} on rank {other} and {_table(facts)} on rank {rank}; nothing "
                     "was written"
                 )
+    for table, (_, (rows, cols, _)) in known.items():
+        _check_held_once(table, rows * cols, [report.get("held", {}).get(table, 0) for report in reports])
+
+
+def _check_held_once(table: str, size: int, held: Sequence[int]) -> None:
+    """Raises MismatchError where ranks hold more of a table than there is, and nothing keeps it alike on them: a reader
+    of all ranks, such as a compaction, would take some rows from one and some from another.
+
+    Args:
+        size, held: elements of the table, and how many of them each rank holds as its own.
+    """
+    if sum(held) <= size:
+        return
+    ranks = [str(rank) for rank, count in enumerate(held) if count]
+    shown = ", ".join(ranks[:_NAMED]) + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
+    raise MismatchError(
+        f"table {table} is held by ranks {shown}, more of it than there is, and nothing is known to keep it alike on "
+        "them. If all ranks train one table, give the Checkpointer the DistributedDataParallel module itself (not its "
+        ".module), or shard it (DistributedModelParallel). If each rank trains its own, give the tables names of their "
+        'own, as in nn.ModuleDict({f"rank{rank}": table}). Nothing was written'
+    )
 
 
 def _shown(name: str, report: Report) -> str:

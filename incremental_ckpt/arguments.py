@@ -6,7 +6,7 @@ It must not know what becomes of the arguments.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +32,20 @@ def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
     return value
+
+
+def codec(name: str, value: object, names: Collection[str]) -> None:
+    """
+    Raises:
+        TypeError: ``value`` is no name.
+        ValueError: none of these names.
+    """
+    known = ", ".join(repr(each) for each in sorted(names))
+    if not isinstance(value, str):
+        raise TypeError(f"{name} takes the name of a codec, one of {known}, not {value!r}")
+    if value not in names:
+        why = "; 'auto' is for weights only" if value == "auto" else ""
+        raise ValueError(f"{name} must be one of {known}, not {value!r}{why}")
 
 
 def whole(name: str, value: int) -> int:

@@ -19,22 +19,15 @@ import torch
 
 from incremental_ckpt import arguments
 from incremental_ckpt.adapters import adapt
-from incremental_ckpt.agreement import (
-    Report,
-    check_same_call,
-    check_same_model,
-    first_error,
-    model_report,
-    written_error,
-)
 from incremental_ckpt.codecs import AutoCodec, chosen_codecs
 from incremental_ckpt.compaction.beside import Compactions, url_elsewhere
 from incremental_ckpt.coordinator import coordinator
 from incremental_ckpt.errors import CheckpointError, SaveError
 from incremental_ckpt.events import Event, ResumeEvent, SkipEvent
 from incremental_ckpt.flight import Late, SaveHandle
-from incremental_ckpt.format.layout import new_id
-from incremental_ckpt.model import ModelAdapter, Progress
+from incremental_ckpt.format.manifest import CODECS
+from incremental_ckpt.model import Progress
+from incremental_ckpt.opening import open_together
 from incremental_ckpt.planning import Facts
 from incremental_ckpt.policy import BusyPolicy, EverySteps, Keep, KindPolicy, When
 from incremental_ckpt.preemption import Preemption
@@ -48,7 +41,6 @@ from incremental_ckpt.storage import open_store
 from incremental_ckpt.storage.base import Store
 from incremental_ckpt.surroundings import capture_rng, describe, differences
 from incremental_ckpt.tracker import Tracker
-from incremental_ckpt.version import __version__
 
 log = logging.getLogger("incremental_ckpt")
 
@@ -126,24 +118,27 @@ class Checkpointer:
         self._on_event = on_event
         self._settings = settings
         self._clock = clock
+        if not isinstance(codec, AutoCodec):
+            arguments.codec("codec", codec, CODECS | {"auto"})
+        arguments.codec("optimizer_codec", optimizer_codec, CODECS)
         codecs = chosen_codecs(codec, optimizer_codec)
         self._ranks = coordinator(settings.vote_timeout)
         self._opened_store = isinstance(store, str | os.PathLike)
-        self._repository, self._adapter, reports = self._agreed_parts(
-            lambda: (Repository(open_store(store)), adapt(model, optimizer))
+        opened = open_together(
+            self._ranks, lambda: (Repository(open_store(store)), adapt(model, optimizer)), self._user_state
         )
-        job: str = reports[0]["job"]
+        self._repository, self._adapter = opened.repository, opened.adapter
         self._compactions = self._compactions_of(store)
         self._tracker = Tracker(self._adapter.tables())
         self._environment = describe(self._ranks.world_size)
         self._saver = Saver(
             self._repository, self._adapter, self._tracker, self._ranks, codecs, settings,
-            job=job, environment=self._environment, clock=clock,
+            job=opened.job, environment=self._environment, clock=clock,
             after_commit=Retention(self._repository, kept, self._compactions).run,
         )  # fmt: skip
         self._resume = Resume(
             self._repository, self._adapter, self._user_state, settings, self._ranks,
-            job=job, tables_elsewhere={name for each in reports for name in each["tables"]}, strict=strict, clock=clock,
+            job=opened.job, tables_elsewhere=opened.tables, strict=strict, clock=clock,
         )  # fmt: skip
         self._schedule = Schedule(
             policies, busy, clock,
@@ -153,7 +148,7 @@ class Checkpointer:
         self._lock = threading.RLock()
         self._closed = False
         self._process = os.getpid()
-        self._adapter.watch(self._tracker.mark, self._tracker.mark_all)
+        self._adapter.watch(self._schedule.timed(self._tracker.mark), self._tracker.mark_all)
         atexit.register(self.close)
 
     @_one_at_a_time
@@ -398,39 +393,6 @@ class Checkpointer:
         if self._ranks.rank == 0 and (measured := self._schedule.state_dict()):
             state[SCHEDULE] = measured
         return state
-
-    def _agreed_parts(
-        self, make: Callable[[], tuple[Repository, ModelAdapter]]
-    ) -> tuple[Repository, ModelAdapter, Sequence[Report]]:
-        """What is made here, and every rank's report, once all ranks have made theirs for the same model.
-
-        Raises:
-            MismatchError: the models differ.
-            Exception: what some rank could not make; on every rank.
-        """
-        report: Report = {"what": "open"}
-        made: tuple[Repository, ModelAdapter] | None = None
-        failure: Exception | None = None
-        try:
-            made = make()
-            report = self._model_report(made[1])
-        except Exception as cause:  # whatever it is, the other ranks are to hear of it
-            failure = cause
-        report["error"] = written_error(failure)
-        report["job"] = new_id() if self._ranks.rank == 0 else None  # reports that are alike travel once
-        reports = self._ranks.meet(report)
-        check_same_call(reports)
-        if (error := failure or first_error(reports, self._ranks.rank)) is not None:
-            raise error
-        check_same_model(reports)
-        assert made is not None
-        return *made, reports
-
-    def _model_report(self, adapter: ModelAdapter) -> Report:
-        state = adapter.state()
-        replicated = state.get("replicated", ())
-        shared = {n: t.shape for n, t in state["dense"].items() if n in replicated}
-        return model_report([t.shard for t in adapter.tables()], shared, list(self._user_state), __version__)
 
     def _compactions_of(self, store: object) -> Compactions | None:
         after = self._settings.compact_after

@@ -95,6 +95,7 @@ class IntervalEvent:
         step_seconds: a training step while nothing is being persisted.
         stall_seconds, persist_seconds: of the last save.
         slowdown_seconds: what steps took longer, in sum, while it was persisted.
+        tracking_seconds: of a step, marking rows.
     """
 
     step: int
@@ -104,12 +105,14 @@ class IntervalEvent:
     stall_seconds: float
     persist_seconds: float
     slowdown_seconds: float
+    tracking_seconds: float = 0.0
 
     def __str__(self) -> str:
         return (
-            f"steps of {1e3 * self.step_seconds:.1f} ms, stall {1e3 * self.stall_seconds:.1f} ms, durable after "
-            f"{self.persist_seconds:.2f} s, which slowed steps by {1e3 * self.slowdown_seconds:.1f} ms in all: a save "
-            f"every {self.interval_steps} steps (bound by: {self.bound_by})"
+            f"steps of {1e3 * self.step_seconds:.1f} ms ({1e3 * self.tracking_seconds:.1f} ms of it tracking), "
+            f"stall {1e3 * self.stall_seconds:.1f} ms, durable after {self.persist_seconds:.2f} s, which slowed "
+            f"steps by {1e3 * self.slowdown_seconds:.1f} ms in all: "
+            f"a save every {self.interval_steps} steps (bound by: {self.bound_by})"
         )
 
 

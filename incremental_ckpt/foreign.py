@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from incremental_ckpt.errors import FormatError, NotFoundError
+from incremental_ckpt.errors import FormatError, NotFoundError, StorageError
 from incremental_ckpt.format.pack import read_header
 from incremental_ckpt.format.tree import from_tree
 from incremental_ckpt.snapshot import torch_value
@@ -55,7 +55,15 @@ def read_foreign(place: Path) -> Foreign:
         NotFoundError: nothing is.
         FormatError: none of them, or it would need pickle.
         CorruptionError: a safetensors file is damaged.
+        StorageError: it may not be read.
     """
+    try:
+        return _read(place)
+    except PermissionError as error:
+        raise StorageError(f"cannot read {error.filename or place}: {error.strerror}. Check its permissions") from error
+
+
+def _read(place: Path) -> Foreign:
     if not place.exists():
         raise NotFoundError(f"{place} does not exist")
     if place.is_file():
@@ -63,12 +71,18 @@ def read_foreign(place: Path) -> Foreign:
     if (place / ".metadata").exists():
         return _dcp(place)
     if (place / _INDEX).exists():
-        files = sorted(set(json.loads((place / _INDEX).read_text())["weight_map"].values()))
-        return _safetensors(place, [_inside(place, name) for name in files])
+        return _safetensors(place, [_inside(place, name) for name in _indexed(place / _INDEX)])
     found = sorted(f for f in place.glob("*.safetensors") if f.name != "optimizer.safetensors")
     if found:
         return _safetensors(place, found)
     raise FormatError(f"{place} is neither a DCP directory (it has no .metadata) nor a folder of safetensors files")
+
+
+def _indexed(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{index} is no index of safetensors files: it has no weight_map ({error})") from error
 
 
 def _inside(place: Path, name: str) -> Path:
@@ -82,6 +96,8 @@ def _torch_file(place: Path) -> Foreign:
         whole = _torch_load(place)
     except pickle.UnpicklingError as error:
         raise _refusal(place, error) from error
+    except PermissionError:
+        raise
     except (RuntimeError, EOFError, ValueError, OSError) as error:
         raise FormatError(f"{place} is no file of torch.save: {error}") from error
     if not isinstance(whole, Mapping):

@@ -131,6 +131,18 @@ class Table:
     edited: Callable[[], bool] = _never
 
 
+@dataclass(frozen=True)
+class Difference:
+    """One way in which a model and a checkpoint differ, as a line for people.
+
+    Attributes:
+        fatal: nothing of it can be loaded; otherwise one side merely lacks it.
+    """
+
+    text: str
+    fatal: bool = False
+
+
 Mark = Callable[[int, "torch.Tensor"], None]
 """``mark(table index, local row ids)``: these rows are about to change. Ids may repeat; int32 or int64, on the "
 "table's device."""
@@ -158,22 +170,17 @@ class ModelAdapter(Protocol):
         under ``replicated`` the names of the parameters that all ranks hold alike. Raises SaveError in the middle of a
         step (a fused update ran since the dense optimizer's last step)."""
 
-    def load_state(self, state: Mapping[str, Any], *, strict: bool) -> list[str]:
-        """Put back what ``state`` gave, on CPU tensors.
+    def differences(self, fields: Mapping[str, Sequence[Field]], state: Mapping[str, Any]) -> Sequence[Difference]:
+        """How the model differs from a checkpoint, but for the names and shapes of its tables. Nothing is changed.
 
         Args:
-            strict: False loads what both have; shapes and dtypes must still agree.
-
-        Returns:
-            What differs, a line each; empty if strict.
-
-        Raises:
-            MismatchError: names (strict), shapes or dtypes differ. Nothing is changed then.
+            fields: of the checkpoint's tables, by table, as wide as those of the whole table.
+            state: what ``state`` gave, on CPU tensors.
         """
 
-    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
-        """Make sure that lazily created per-row state exists, and return ``tables()``.
+    def prepare_restore(self, fields: Mapping[str, Sequence[Field]], state: Mapping[str, Any]) -> Sequence[Table]:
+        """Make sure that lazily created per-row state exists, and return ``tables()``. Arguments as for
+        ``differences``, which has found nothing fatal."""
 
-        Args:
-            fields: by table, as wide as those of the whole table.
-        """
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put back what ``state`` gave, as far as the model has it; rows are prepared and restored."""

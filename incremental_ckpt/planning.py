@@ -19,7 +19,7 @@ from incremental_ckpt.persist import Verdict
 from incremental_ckpt.policy import Chain, ChainLimit, KindPolicy, choose_kind
 from incremental_ckpt.rank_writer import Attempt
 from incremental_ckpt.repository import Repository
-from incremental_ckpt.repository.core import lineage_after, ref_of
+from incremental_ckpt.repository.lineage import lineage_after
 from incremental_ckpt.surroundings import BY_RULE
 
 log = logging.getLogger("incremental_ckpt")
@@ -93,7 +93,7 @@ class Planner:
         self._lineage = (*lineage[:-1], Lineage(self._job, newest_seq + 1, lineage[-1].resumed))
         self._newest_seq = newest_seq
         self._attempts.clear()
-        self._parent = ref_of(source) if source else None
+        self._parent = source.ref if source else None
         # A branch starts with a base: a delta's parent would lie behind numbers of another branch, which prune may
         # drop.
         self._must_base = source is None or not complete or source.seq != newest_seq
@@ -197,7 +197,7 @@ class Planner:
             self._must_base = True
         self._attempts.clear()  # their number is taken: none of them can land any more
         self._newest_seq = newest.seq
-        self._parent = newest.next_parent or ref_of(newest)
+        self._parent = newest.next_parent or newest.ref
 
 
 def restores_behind(lineage: Sequence[Lineage], seq: int) -> int:

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from incremental_ckpt.model import CheckpointInfo
 
+_LEAST_FOR_SAVES = 0.25  # of the budget
+
 KindPolicy = Literal["full", "one-shot", "consecutive", "intermittent"]
 BusyPolicy = Literal["defer", "wait", "skip"]
 
@@ -29,6 +31,7 @@ class Costs:
         slowdown: what training steps took longer meanwhile, in sum.
         per_save: stall and slowdown, averaged over the last saves.
         durable: whether the last save has ended.
+        tracking: marking the rows that change, as a share of a step.
     """
 
     step: float
@@ -37,6 +40,7 @@ class Costs:
     slowdown: float = 0.0
     per_save: float = 0.0
     durable: bool = True
+    tracking: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,8 @@ class Adaptive:
     """As often as the costs measured allow, after CheckFreq (FAST'21).
 
     Every save pays for itself: the next one comes when stall and slowdown of the last are at most ``max_overhead`` of
-    the training since, and the last is durable. So the overhead stays in the budget, whatever a save costs and
-    however that changes.
+    the training since, less what marking rows takes of it anyway, and the last is durable. So the overhead stays in the
+    budget, whatever a save costs and however that changes.
 
     Args:
         max_overhead: the budget, as a share of training time.
@@ -173,13 +177,17 @@ class Adaptive:
         # While a save is persisted, `slowdown` of its seconds is no training: the rest is what the steps have to fill.
         asked: dict[Literal["durable", "budget", "mtbf"], float] = {
             "durable": max(0.0, costs.persist - costs.slowdown),
-            "budget": (costs.stall + costs.slowdown) / self.max_overhead,
+            "budget": (costs.stall + costs.slowdown) / self._left_for_saves(costs),
         }
         if self.mtbf is not None:
             asked["mtbf"] = math.sqrt(2 * costs.per_save * self.mtbf)
         bound_by = max(asked, key=lambda name: asked[name])
         seconds = max(asked["budget"], asked.get("mtbf", 0.0))
         return Pace(_steps_in(asked[bound_by], costs.step), seconds, bound_by)
+
+    def _left_for_saves(self, costs: Costs) -> float:
+        """Where marking takes nearly all of the budget, or more, some of it is kept for saves all the same."""
+        return max(self.max_overhead - costs.tracking, _LEAST_FOR_SAVES * self.max_overhead)
 
 
 def _steps_in(seconds: float, step: float) -> int:

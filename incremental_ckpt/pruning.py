@@ -46,7 +46,10 @@ class PrunePlan:
 
     Attributes:
         kept: visible checkpoints that stay, ascending.
-        wanted: those of them that retention asks for; the others are needed by these, or in use.
+        wanted: those of them that retention asks for.
+        needed: others that these are read from.
+        in_use: others that stay whatever retention asks for: the newest, what the next delta and live jobs count from,
+            and what these are read from. What else is kept is damaged, and might be mended.
         forgotten: visible checkpoints that go, ascending.
         damaged: visible checkpoints that retention does not count since they cannot be restored.
         equivalents: manifests of equivalent bases that go.
@@ -55,6 +58,8 @@ class PrunePlan:
 
     kept: tuple[int, ...]
     wanted: tuple[int, ...]
+    needed: tuple[int, ...]
+    in_use: tuple[int, ...]
     forgotten: tuple[int, ...]
     damaged: tuple[int, ...]
     equivalents: tuple[tuple[int, str], ...]
@@ -147,7 +152,7 @@ class _Survey:
     def plan(self, policies: Sequence[Keep]) -> PrunePlan:
         seqs = self._listing.seqs
         if not seqs:
-            return PrunePlan((), (), (), (), (), ())
+            return PrunePlan((), (), (), (), (), (), (), ())
         newest = self._manifest(seqs[-1])
         if newest is None:
             raise CorruptionError(
@@ -166,11 +171,14 @@ class _Survey:
         used |= {marker.seq for marker in self._markers if seqs[-1] <= marker.newest}
         # Damage may be mended from a copy: what is not older than all that retention keeps stays.
         oldest = min(wanted | {newest.seq})
-        needed = self._closure(wanted | used) | self._closure((s for s in damaged if s > oldest), of_damaged=True)
+        read, in_use = self._closure(wanted), self._closure(used)
+        needed = read | in_use | self._closure((s for s in damaged if s > oldest), of_damaged=True)
         forgotten = tuple(seq for seq in seqs if seq not in needed)
         return PrunePlan(
             kept=tuple(seq for seq in seqs if seq in needed),
             wanted=tuple(sorted(wanted)),
+            needed=tuple(seq for seq in seqs if seq in read - wanted),
+            in_use=tuple(seq for seq in seqs if seq in in_use - read),
             forgotten=forgotten,
             damaged=damaged,
             equivalents=tuple((s, layout.base_key(s)) for s in sorted(self._listing.bases) if self._drops(s, needed)),

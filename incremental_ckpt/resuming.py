@@ -15,9 +15,9 @@ from typing import Any
 
 from incremental_ckpt.agreement import Report, check_same_call, first_error, make_error, written_error
 from incremental_ckpt.coordinator import Coordinator
-from incremental_ckpt.errors import CheckpointError, CorruptionError, MismatchError, NotFoundError
+from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, MismatchError, NotFoundError
 from incremental_ckpt.format.manifest import Manifest
-from incremental_ckpt.model import Field, ModelAdapter, Shard, Table
+from incremental_ckpt.model import Difference, Field, ModelAdapter, Shard, Table
 from incremental_ckpt.repository import Listing, Repository
 from incremental_ckpt.restore import Found, compare_tables, find, load_state, load_tables
 from incremental_ckpt.settings import Settings
@@ -92,13 +92,19 @@ class Resume:
             NotFoundError: no checkpoint of that step.
             CorruptionError: it is damaged (or, without a step, all its ancestors are as well).
             MismatchError: model and checkpoint differ.
+            FormatError: a newer version wrote it. Where that is so of a compaction only, the chain that it stands for
+                is resumed.
         """
         begun = self._clock()
         candidates = self._candidates(step) if self._coordinator.rank == 0 else None
         passed_over: list[tuple[int, str]] = []
         damage: CorruptionError | None = None
+        newer: FormatError | None = None
         while True:
             pick = self._agreed_pick(step, candidates)
+            if newer is not None and (pick is None or pick.bases is None):
+                # An upgrade brings this one back: no older one is taken for it.
+                raise FormatError(f"{newer}. Without it {self._repository.store.url} has no whole chain") from newer
             if pick is None:
                 if damage is not None and step is not None:
                     raise damage
@@ -119,16 +125,19 @@ class Resume:
             found = self._agreed_failure(failure, reports)
             if found is None:
                 break
-            log.warning("seq %d cannot be resumed%s: %s", pick.seq, pick.way, found)
+            log.warning("seq %d cannot be resumed%s: %s", pick.seq, _way(pick, newer), found)
             if pick.bases is None:
+                passed_over.append((pick.seq, str(found)))
+            if isinstance(found, FormatError):
+                newer = newer or found
+            elif pick.bases is None:
                 damage = found
-                passed_over.append((pick.seq, str(damage)))
         assert loaded is not None
         # What one rank has put back by a rule is no state that anybody's delta may count from.
         complete = all(r["complete"] for r in reports)
         notes = tuple(dict.fromkeys(note for r in reports for note in r["notes"]))
         if pick.bases is not None:
-            log.warning("resumed seq %d%s: the next save is a base", pick.seq, pick.way)
+            log.warning("resumed seq %d%s: the next save is a base", pick.seq, _way(pick, newer))
             passed_over.pop()
             complete = False  # no delta may count from what others still read through the damage
         for passed, why in passed_over:
@@ -260,8 +269,10 @@ class Resume:
         check_same_call(reports)
         return reports
 
-    def _agreed_failure(self, failure: Exception | None, reports: Sequence[Report]) -> CorruptionError | None:
-        """None where every rank has loaded; the damage where all are to try the next candidate.
+    def _agreed_failure(
+        self, failure: Exception | None, reports: Sequence[Report]
+    ) -> CorruptionError | FormatError | None:
+        """None where every rank has loaded; what is in the way where all are to try the next candidate.
 
         Raises:
             Exception: on every rank, what no other candidate would help with.
@@ -269,14 +280,16 @@ class Resume:
         error = first_error(reports, self._coordinator.rank)
         if error is None:
             return None
-        if isinstance(failure, CorruptionError) or (failure is None and isinstance(error, CorruptionError)):
-            others = [r["error"] for r in reports if r["error"] is not None and r["error"][0] != "CorruptionError"]
-            if others:
-                raise make_error(*others[0])
-            damage = failure if isinstance(failure, CorruptionError) else error
-            assert isinstance(damage, CorruptionError)
-            return damage
-        raise failure or error
+        told = [r["error"] for r in reports if r["error"] is not None]
+        others = [each for each in told if each[0] not in (CorruptionError.__name__, FormatError.__name__)]
+        if others and isinstance(failure or error, CorruptionError | FormatError):
+            raise make_error(*others[0])
+        if others:
+            raise failure or error
+        newer = next((each for each in told if each[0] == FormatError.__name__), None)
+        found = failure or error if newer is None else make_error(*newer)
+        assert isinstance(found, CorruptionError | FormatError)
+        return found
 
     def _load(self, pick: _Pick) -> _Loaded:
         seq = pick.seq
@@ -286,10 +299,10 @@ class Resume:
         found = find(self._repository, links, self._adapter.tables(), rank=rank, world_size=world_size)
         shards = found.shards()
         fields = {name: _whole_fields(parts[0]) for name, parts in shards.items()}
-        tables = self._adapter.prepare_restore(fields)
-        differences = compare_tables(shards, tables, strict=self._strict, elsewhere=self._tables_elsewhere)
         state = load_state(self._repository, found)
-        user = self._user_of(state, seq)
+        differences = self._accepted_differences(links[-1].manifest, shards, fields, state)
+        user = {name: value for name, value in state.pop(USER, {}).items() if name in self._user_state}
+        tables = self._adapter.prepare_restore(fields, state)
         known: list[Table] = [t for t in tables if t.shard.table in shards]
         notes = load_tables(self._repository, found, known, threads=self._settings.read_threads)
         complete = not notes  # a mean is another state than the one that deltas would count from
@@ -301,26 +314,43 @@ class Resume:
                 f"registered objects of a rank are those of rank (rank modulo {saved}) then"
             )
         rng, schedule = state.pop(RNG, None), state.pop(SCHEDULE, {})
-        differences += self._adapter.load_state(state, strict=self._strict)
+        self._adapter.load_state(state)
         for name, value in user.items():
             self._user_state[name].load_state_dict(value)
         if rng is not None:
             restore_rng(rng)  # last: loading may draw random numbers
         for difference in differences:
-            log.warning("not strict: %s", difference)
+            log.warning("not strict: %s", difference.text)
         return _Loaded(found, complete and not differences, notes, schedule)
 
-    def _user_of(self, state: dict[str, Any], seq: int) -> dict[str, Any]:
-        user: dict[str, Any] = state.pop(USER, {})
-        missing, extra = self._user_state.keys() - user.keys(), user.keys() - self._user_state.keys()
-        if self._strict and (missing or extra):
-            lines = [f"{name!r} is registered and not in the checkpoint" for name in sorted(missing)]
-            lines += [f"{name!r} is in the checkpoint and not registered" for name in sorted(extra)]
+    def _accepted_differences(
+        self,
+        manifest: Manifest,
+        shards: Mapping[str, Sequence[Shard]],
+        fields: Mapping[str, Sequence[Field]],
+        state: Mapping[str, Any],
+    ) -> list[Difference]:
+        """What model and checkpoint do not have in common, where that is no error; before anything is changed.
+
+        Raises:
+            MismatchError: all that they may not differ in.
+        """
+        found = compare_tables(shards, self._adapter.tables(), elsewhere=self._tables_elsewhere)
+        if not any(d.fatal for d in found):
+            found += self._adapter.differences(fields, state)
+        user = state.get(USER, {}).keys()
+        for name in sorted(self._user_state.keys() - user):
+            found.append(Difference(f"state object {name!r} is registered (state=...) and not in the checkpoint"))
+        for name in sorted(user - self._user_state.keys()):
+            found.append(Difference(f"state object {name!r} is in the checkpoint and not registered (state=...)"))
+        refused = [d for d in found if self._strict or d.fatal]
+        if refused:
+            way_out = "" if any(d.fatal for d in refused) else "\nstrict=False loads what both have"
             raise MismatchError(
-                f"state objects and seq {seq} differ: {'; '.join(lines)}. Register the same (state=...), or "
-                "strict=False"
+                f"the model and seq {manifest.seq} (step {manifest.step}) in {self._repository.store.url} differ; "
+                "nothing was changed:\n  " + "\n  ".join(d.text for d in refused) + way_out
             )
-        return {name: value for name, value in user.items() if name in self._user_state}
+        return found
 
 
 def _whole_fields(shard: Shard) -> tuple[Field, ...]:
@@ -359,6 +389,9 @@ class _Pick:
     newest: Manifest | None
     bases: tuple[int, ...] | None = None
 
-    @property
-    def way(self) -> str:
-        return "" if self.bases is None else " from the chain that a damaged compaction (.base.json) stands for"
+
+def _way(pick: _Pick, newer: FormatError | None) -> str:
+    if pick.bases is None:
+        return ""
+    what = "a damaged compaction" if newer is None else "a compaction of a newer version"
+    return f" from the chain that {what} (.base.json) stands for"

@@ -6,6 +6,7 @@ It must not know when saves are due, nor which number and parent they get.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,8 @@ from incremental_ckpt.repository import Repository
 from incremental_ckpt.settings import Settings
 from incremental_ckpt.stall import Prepared, Snapshots
 from incremental_ckpt.tracker import Tracker
+
+log = logging.getLogger("incremental_ckpt")
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,13 @@ class Saver:
         self._flight: Flight | None = None
         self._told: Report | None = None
         self._parent_shards: tuple[Shard, ...] = ()
+        self._last_step: int | None = None
 
     def restart(self) -> None:
         """The model is exactly the checkpoint that the next delta counts from (after a resume), or nothing was resumed:
         no row is marked, and no save is in flight."""
         self._forget_flight()
+        self._last_step = None
         self._parent_shards = tuple(t.shard for t in self._adapter.tables())
         self._tracker.reset()
 
@@ -219,6 +224,7 @@ class Saver:
         if any(r["changed"] for r in reports):
             attempt = as_base(attempt)  # a delta cannot bring fields that its parent's rows do not have
         assert prepared is not None
+        self._tell_if_steps_go_back(facts.step)
         flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards, late=late, last=self.call.last)
         flight.chain_length = 1 if attempt.parent is None else plan["chain_length"]
         try:
@@ -230,6 +236,17 @@ class Saver:
                 self._tracker.tell_first_touches(None)
                 self._tracker.give_back()
             raise
+
+    def _tell_if_steps_go_back(self, step: int) -> None:
+        """It is allowed, since a run may go back by means of its own, and mostly a counter that begins anew with each
+        epoch."""
+        if self._rank == 0 and self._last_step is not None and step < self._last_step:
+            log.warning(
+                "step %d is saved after step %d, with no resume between them: of equal steps "
+                "resume_from_checkpoint(step=...) takes the one saved last. Count steps through all epochs",
+                step, self._last_step,
+            )  # fmt: skip
+        self._last_step = step
 
     def _shards_of_parent(self) -> tuple[Shard, ...]:
         """Those of the base that the next delta builds on. If the one in flight has failed, the next save is a base."""

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from incremental_ckpt.adaptive import CostMeter
 from incremental_ckpt.events import Event, FailureEvent, IntervalEvent, SaveEvent
 from incremental_ckpt.flight import Late
+from incremental_ckpt.model import Mark
 from incremental_ckpt.policy import Adaptive, BusyPolicy, Foresees, Moment, When, any_due
 from incremental_ckpt.saving import Call
 
@@ -61,8 +64,22 @@ class Schedule:
         self._next_meeting: int | None = None
         self._meeting_begun: tuple[int, float] | None = None
         self._left: tuple[float, bool] | None = None
+        self._marked_seconds = 0.0
         self._saved_within = False
         self._told_steps = 0
+
+    def timed(self, mark: Mark) -> Mark:
+        """The same, measured if a policy goes by what it costs."""
+        if self._adaptive is None:
+            return mark
+        clock = self._clock
+
+        def timed_mark(table: int, rows: torch.Tensor) -> None:
+            begun = clock()
+            mark(table, rows)
+            self._marked_seconds += clock() - begun
+
+        return timed_mark
 
     @property
     def waits(self) -> bool:
@@ -85,7 +102,8 @@ class Schedule:
             return
         entered = self._clock()
         if self._left is not None:
-            self._meter.trained(entered - self._left[0], persisting=self._left[1])
+            self._meter.trained(entered - self._left[0], persisting=self._left[1], tracking=self._marked_seconds)
+        self._marked_seconds = 0.0
         self._saved_within = False
         try:
             yield
@@ -108,7 +126,14 @@ class Schedule:
             return None
         self._told_steps = pace.steps
         return IntervalEvent(
-            event.step, pace.steps, pace.bound_by, costs.step, costs.stall, costs.persist, costs.slowdown
+            event.step,
+            pace.steps,
+            pace.bound_by,
+            costs.step,
+            costs.stall,
+            costs.persist,
+            costs.slowdown,
+            costs.tracking * costs.step,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,6 +150,8 @@ class Schedule:
             self.begin(step - 1, epoch)
         if self._alone:
             return self._deferrals > 0 or any_due(self._when, self._moment(step, epoch))
+        if self._last_step is not None and step < self._last_step:
+            self._next_meeting = None  # that of the steps before the way back has passed
         if self._next_meeting is not None and step >= self._next_meeting:
             return True
         if self._next_meeting is None and self._needs_meetings:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from incremental_ckpt.format.rank_manifest import SHARED
+from incremental_ckpt.format.rank_facts import SHARED
 from incremental_ckpt.model import Table
 from incremental_ckpt.snapshot import Rows
 

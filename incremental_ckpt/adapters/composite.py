@@ -6,45 +6,24 @@ It must not know tracker, snapshot or store; it hands live tensors up and puts s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from incremental_ckpt.adapters import torch_nn, torchrec
-from incremental_ckpt.adapters.dense import DenseState
-from incremental_ckpt.adapters.difference import Difference
-from incremental_ckpt.adapters.fbgemm import FusedTables, Place, is_tbe, refuse_unreachable
-from incremental_ckpt.adapters.optimizers import Optimizers, RestoredTable, is_fused, parameter_of, steps_of
-from incremental_ckpt.adapters.walk import join, parameter_names, parameters, synchronised, walk
-from incremental_ckpt.errors import CheckpointError, MismatchError, SaveError
-from incremental_ckpt.model import WEIGHT, Field, Mark, Table
+from incremental_ckpt.adapters.discovery import Shapes, TableSource, discover, structure_of
+from incremental_ckpt.adapters.fbgemm import FusedTables
+from incremental_ckpt.adapters.optimizers import RestoredTable, steps_of
+from incremental_ckpt.adapters.row_state import parameter_of, saved_rows
+from incremental_ckpt.adapters.walk import parameter_names, parameters
+from incremental_ckpt.errors import MismatchError, SaveError
+from incremental_ckpt.model import WEIGHT, Difference, Field, Mark, Table
 
 log = logging.getLogger("incremental_ckpt")
 
 _NAMED = 5
-
-
-class TableSource(Protocol):
-    """Tables that are updated in one way; they are numbered from 0 within the source."""
-
-    in_backward: bool
-
-    @property
-    def owned_modules(self) -> tuple[nn.Module, ...]: ...
-
-    def tables(self) -> Sequence[Table]: ...
-
-    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None: ...
-
-    def rows_are_restored(self) -> None: ...
-
-    def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None: ...
-
-    def unwatch(self) -> None: ...
 
 
 class CompositeAdapter:
@@ -65,18 +44,19 @@ class CompositeAdapter:
         self._mark: Mark | None = None
         self._mark_all: Callable[[int], None] | None = None
         self._updated_in_backward = False
-        self._restored: dict[str, frozenset[str]] = {}
-        self._discover()
+        self._fields: Mapping[str, Sequence[Field]] = {}
+        self._found = discover(model, optimizer)
+        self._shapes, self._absent = self._found.dense.shapes(), self._found.dense.absent()
         self._warn_of_optimizers_that_do_not_fit()
 
     def tables(self) -> Sequence[Table]:
         """See ModelAdapter. Looks for edits made outside of training, too: call it before the marks are frozen.
 
         Raises:
-            MismatchError: the model was resharded into other shards than it had.
+            MismatchError: the model has other tables or shards than it had.
         """
-        self._follow_resharding()
-        return [table for source in self._sources for table in source.tables()]
+        self._follow_changes()
+        return [table for source in self._found.sources for table in source.tables()]
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         assert self._mark is None, "watched already"
@@ -84,7 +64,7 @@ class CompositeAdapter:
         self._watch_sources()
 
     def unwatch(self) -> None:
-        for source in self._sources:
+        for source in self._found.sources:
             source.unwatch()
         for handle in self._handles:
             handle.remove()
@@ -94,116 +74,84 @@ class CompositeAdapter:
         """See ModelAdapter. ``fused`` lists, for each TBE, its shards and what its optimizer counts.
 
         Raises:
-            SaveError: rows were updated in backward and the dense optimizer has not stepped since.
+            SaveError: rows were updated in backward and the dense optimizer has not stepped since; or the model has
+                other parameters or buffers than when the adapter was made.
         """
         if self._updated_in_backward and self._has_dense_optimizer():
             raise SaveError(
                 "embedding rows were updated in backward and the dense optimizer has not stepped since: rows and dense "
                 "weights would be from different steps; save after optimizer.step()"
             )
+        dense = self._found.dense.state()
+        self._check_that_a_resume_finds_the_same(dense)
+        self._found.optimizers.names = parameter_names(self._model)
         return {
-            "dense": self._dense.state(),
-            "optimizer": self._optimizers.state(self._rows_of()),
+            "dense": dense,
+            "optimizer": self._found.optimizers.state(self._rows_of()),
             "fused": [
                 {"shards": [[*place] for place in self._places(source)], "counters": source.counters()}
-                for source in self._fused
+                for source in self._found.fused
             ],
-            "replicated": self._replicated,
+            "replicated": self._found.replicated,
         }
 
-    def load_state(self, state: Mapping[str, Any], *, strict: bool) -> list[str]:
-        """See ModelAdapter; rows must have been prepared and restored before."""
-        counters = self._counters_of(state["fused"])
-        iterations = _iterations_of(state["fused"])
-        restored = {
-            name: RestoredTable(fields, iterations.get(table) or steps_of(name, state["optimizer"]))
-            for table, fields in self._restored.items()
-            for name in (parameter_of(table),)
-        }
-        steps = [self._steps_before(source, state["optimizer"]) for source in self._fused]
+    def differences(self, fields: Mapping[str, Sequence[Field]], state: Mapping[str, Any]) -> Sequence[Difference]:
+        saved = saved_rows(fields, state)
+        self._found.optimizers.names = parameter_names(self._model)
         found = [
-            *self._dense.differences(state["dense"]),
-            *self._optimizers.differences(state["optimizer"], restored),
+            *(difference for source in self._found.sources for difference in source.differences(saved)),
+            *self._found.dense.differences(state["dense"]),
+            *self._found.optimizers.differences(state["optimizer"], _restored(fields, state)),
         ]
-        for source, saved, step in zip(self._fused, counters, steps, strict=True):
-            if saved is None and step is None:
+        for source, counters in zip(self._found.fused, self._counters_of(state["fused"]), strict=True):
+            if counters is None and self._steps_before(source, state["optimizer"]) is None:
                 found.append(Difference(f"the checkpoint has no fused optimizer of {source.places[0].table!r}"))
-        lines = [d.text for d in found if strict or d.fatal]
-        if lines:
-            raise MismatchError("model and checkpoint differ:\n  " + "\n  ".join(lines))
-        self._dense.load(state["dense"])
-        self._optimizers.load(state["optimizer"], restored)
-        for source, saved, step in zip(self._fused, counters, steps, strict=True):
-            if saved is not None:
-                source.load_counters(saved)
-            elif step is not None:
-                source.load_step(step)
-        self._updated_in_backward = False
-        for each in self._sources:
-            each.rows_are_restored()
-        return [] if strict else [d.text for d in found]
+        return found
 
-    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> Sequence[Table]:
-        self._restored = {table: frozenset(f.name for f in found) - {WEIGHT} for table, found in fields.items()}
-        for source in self._sources:
-            source.prepare_restore(fields)
+    def prepare_restore(self, fields: Mapping[str, Sequence[Field]], state: Mapping[str, Any]) -> Sequence[Table]:
+        self._fields, saved = fields, saved_rows(fields, state)
+        for source in self._found.sources:
+            source.prepare_restore(saved)
         return self.tables()
 
-    def _discover(self) -> None:
-        names = parameter_names(self._model)
-        in_backward = [
-            (names[id(p)], optimizer)
-            for p in parameters(self._model)
-            for optimizer in getattr(p, "_in_backward_optimizers", ())
-            if not is_fused(optimizer)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._found.optimizers.names = parameter_names(self._model)
+        self._found.dense.load(state["dense"])
+        self._found.optimizers.load(state["optimizer"], _restored(self._fields, state))
+        for source, counters in zip(self._found.fused, self._counters_of(state["fused"]), strict=True):
+            if counters is not None:
+                source.load_counters(counters)
+            elif (step := self._steps_before(source, state["optimizer"])) is not None:
+                source.load_step(step)
+        self._updated_in_backward = False
+        for each in self._found.sources:
+            each.rows_are_restored()
+
+    def _check_that_a_resume_finds_the_same(self, dense: Mapping[str, Any]) -> None:
+        """A resume begins with the model as the Checkpointer was given it."""
+        then = self._shapes
+        found = [
+            ("were added", dense.keys() - then.keys() - self._absent),
+            ("were removed", then.keys() - dense.keys()),
+            (
+                "have another shape",
+                {n for n, shape in then.items() if shape is not None and n in dense and dense[n].shape != shape},
+            ),
         ]
-        self._optimizers = Optimizers(self._given, names, in_backward)
-        closed: set[int] = set()
-        fused: list[FusedTables] = []
-        members: list[torch_nn.TableParameter] = []
-        plain: list[tuple[str, nn.Module]] = []
-        holders: dict[int, set[int]] = {}
-        self._collections: list[nn.Module] = []
-        for fqn, module in walk(self._model, closed):
-            refuse_unreachable(fqn, module)
-            for parameter in module._parameters.values():
-                holders.setdefault(id(parameter), set()).add(id(module))
-            if torchrec.kernel_lists(module) or torchrec.is_kernel(module):
-                found = torchrec.tables_of(fqn, module)
-                fused += found.fused
-                members += found.parameters
-                closed |= {id(m) for m in found.closed} | {id(m) for f in found.fused for m in f.owned_modules}
-                self._collections.append(module)
-            elif is_tbe(module):
-                fused.append(FusedTables(module, _places_of_bare_tbe(fqn, module)))
-                closed.add(id(module))
-            elif torch_nn.gathers_rows(module):
-                plain.append((fqn, module))
-        alike = synchronised(self._model)
-        members += torch_nn.table_parameters(plain, holders)
-        members = [replace(m, replicated=m.replicated or id(m.parameter) in alike) for m in members]
-        alike |= {id(m.parameter) for m in members if m.replicated}
-        self._replicated = sorted(name for key, name in names.items() if key in alike)
-        self._fused = fused
-        self._parameters = torch_nn.ParameterTables(members, self._optimizers)
-        self._sources: list[TableSource] = [*fused, self._parameters]
-        self._members = members
-        self._dense = DenseState(self._model, closed, lambda: {id(m.parameter) for m in members})
-        below = [m for root in self._model.modules() if id(root) in closed for m in root.modules()]
-        self._fused_parameters = {id(p) for m in below for p in m._parameters.values()}
-        self._fused_parameters -= {id(m.parameter) for m in members}
-        self._structure = self._current_structure()
-        shards = [t.shard for s in self._sources for t in s.tables()]
-        places = [(s.table, s.row_start, s.col_start) for s in shards]
-        if len(set(places)) != len(places):
-            twice = sorted({p[0] for p in places if places.count(p) > 1})
-            raise CheckpointError(f"several tables of the model have the same name: {', '.join(twice)}")
-        self._shards = [(s.table, s.row_start, s.rows, s.col_start, s.cols) for s in shards]
+        told = [f"{_named(names)} {what}" for what, names in found if names]
+        if told:
+            raise SaveError(
+                f"the model is not as it was when the Checkpointer was made: {'; '.join(told)}. A resume begins with "
+                "the model as it is built and would refuse this checkpoint. Make such changes before the Checkpointer; "
+                "after them, close this one and make a new one"
+            )
 
     def _warn_of_optimizers_that_do_not_fit(self) -> None:
         """The run that is resumed would be another one, and nothing else would say so."""
         names = parameter_names(self._model)
-        held = {id(p) for leaf in self._optimizers.leaves for p, _ in leaf.groups()} | self._fused_parameters
+        held = {
+            id(p) for leaf in self._found.optimizers.leaves for p, _ in leaf.groups()
+        } | self._found.fused_parameters
         without = [names[id(p)] for p in parameters(self._model) if p.requires_grad and id(p) not in held]
         if without:
             log.warning(
@@ -212,7 +160,7 @@ class CompositeAdapter:
                 "nn.Embedding",
                 len(without), ", ".join(without[:_NAMED]), ", ..." if len(without) > _NAMED else "",
             )  # fmt: skip
-        for leaf in self._optimizers.leaves:
+        for leaf in self._found.optimizers.leaves:
             if not any(id(p) in names for p, _ in leaf.groups()):
                 log.warning("optimizer %r trains no parameter of this model: was it made for another one?", leaf.name)
 
@@ -220,10 +168,10 @@ class CompositeAdapter:
         assert self._mark is not None
         assert self._mark_all is not None
         base = 0
-        for source in self._sources:
+        for source in self._found.sources:
             source.watch(*_numbered_from(base, self._noting_updates(source), self._mark_all))
             base += len(source.tables())
-        for leaf in self._optimizers.leaves:
+        for leaf in self._found.optimizers.leaves:
             hook = self._note_update if leaf.in_backward else self._note_dense_step
             self._handles.append(leaf.optimizer.register_step_post_hook(hook))
 
@@ -248,33 +196,34 @@ class CompositeAdapter:
     def _has_dense_optimizer(self) -> bool:
         """Whether a given optimizer trains anything that is not a fused table."""
         return any(
-            parameter.requires_grad and id(parameter) not in self._fused_parameters
-            for leaf in self._optimizers.leaves
+            parameter.requires_grad and id(parameter) not in self._found.fused_parameters
+            for leaf in self._found.optimizers.leaves
             if not leaf.in_backward
             for parameter, _ in leaf.groups()
         )
 
-    def _follow_resharding(self) -> None:
-        if self._current_structure() == self._structure:
+    def _follow_changes(self) -> None:
+        """Go on with what has taken the place of a table's modules: kernels after a resharding, a module built anew.
+
+        Raises:
+            MismatchError: the tables themselves are others now. Nothing is forgotten, so that it is raised again.
+        """
+        known = self._found
+        if structure_of(self._model, known.collections, known.closed) == known.structure:
             return
-        before, watched = self._shards, self._mark is not None
+        found = discover(self._model, self._given)
+        if list(found.shapes.items()) != list(known.shapes.items()):
+            raise MismatchError(_what_changed(known.shapes, found.shapes))
         mark, mark_all = self._mark, self._mark_all
         self.unwatch()
-        self._discover()
-        if self._shards != before:
-            raise MismatchError("the model was resharded into other shards: close this Checkpointer and open a new one")
-        if watched:
-            self._mark, self._mark_all = mark, mark_all
-            self._watch_sources()
-            assert mark_all is not None
-            for index in range(len(self._shards)):
-                mark_all(index)  # nobody watched the new kernels until now
-
-    def _current_structure(self) -> tuple[int, ...]:
-        return tuple(id(k) for c in self._collections for k in torchrec.kernel_lists(c))
+        self._found = found
+        if mark is not None and mark_all is not None:
+            self.watch(mark, mark_all)
+            for index in range(len(found.shapes)):
+                mark_all(index)  # nobody watched the new modules until now
 
     def _rows_of(self) -> Callable[[torch.Tensor], int | None]:
-        rows = {id(m.parameter): m.parameter.shape[0] for m in self._members}
+        rows = {id(m.parameter): m.parameter.shape[0] for m in self._found.members}
         return lambda parameter: rows.get(id(parameter))
 
     @staticmethod
@@ -286,7 +235,7 @@ class CompositeAdapter:
         by_shard = {tuple(shard): entry["counters"] for entry in saved for shard in entry["shards"]}
         by_table = {shard[0]: entry["counters"] for entry in reversed(saved) for shard in entry["shards"]}
         found = []
-        for source in self._fused:
+        for source in self._found.fused:
             places = self._places(source)
             candidates = [*(by_shard.get(place) for place in places), *(by_table.get(place[0]) for place in places)]
             found.append(next((c for c in candidates if c is not None), None))
@@ -302,6 +251,34 @@ class CompositeAdapter:
         return None
 
 
+def _named(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(map(repr, ordered[:_NAMED])) + (f" and {len(ordered) - _NAMED} more" * (len(ordered) > _NAMED))
+
+
+def _what_changed(before: Shapes, after: Shapes) -> str:
+    found = [
+        ("were added", {place[0] for place in after.keys() - before.keys()}),
+        ("were removed", {place[0] for place in before.keys() - after.keys()}),
+        ("have another shape or optimizer", {p[0] for p in before.keys() & after.keys() if before[p] != after[p]}),
+    ]
+    told = "; ".join(f"{_named(tables)} {what}" for what, tables in found if tables) or "their order"
+    return (
+        f"the model was rebuilt or resharded, and its tables or shards are not those that it had: {told}. Close this "
+        "Checkpointer and make a new one"
+    )
+
+
+def _restored(fields: Mapping[str, Sequence[Field]], state: Mapping[str, Any]) -> dict[str, RestoredTable]:
+    """The tables of a checkpoint by the names of the parameters that they may be."""
+    iterations, found = _iterations_of(state["fused"]), {}
+    for table, whole in fields.items():
+        name = parameter_of(table)
+        steps = iterations.get(table) or steps_of(name, state["optimizer"])
+        found[name] = RestoredTable(frozenset(f.name for f in whole) - {WEIGHT}, steps)
+    return found
+
+
 def _iterations_of(fused: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """How often each fused table was updated, by its name."""
     counted = [(entry["shards"], entry["counters"].get("iter")) for entry in fused]
@@ -310,10 +287,3 @@ def _iterations_of(fused: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def _numbered_from(base: int, mark: Mark, mark_all: Callable[[int], None]) -> tuple[Mark, Callable[[int], None]]:
     return (lambda table, rows: mark(base + table, rows)), (lambda table: mark_all(base + table))
-
-
-def _places_of_bare_tbe(fqn: str, tbe: Any) -> list[Place]:
-    names = tbe.table_names or [f"table_{index}" for index in range(len(tbe.embedding_specs))]
-    return [
-        Place(join(fqn, name), rows, cols) for name, (rows, cols, *_) in zip(names, tbe.embedding_specs, strict=True)
-    ]

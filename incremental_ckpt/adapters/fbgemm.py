@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from incremental_ckpt.adapters.row_state import SavedRows, differing
 from incremental_ckpt.adapters.walk import class_names
 from incremental_ckpt.errors import CheckpointError
-from incremental_ckpt.model import WEIGHT, Field, Mark, Shard, Table
+from incremental_ckpt.model import WEIGHT, Difference, Field, Mark, Shard, Table
 
 TBE_CLASS = "SplitTableBatchedEmbeddingBagsCodegen"
 DENSE_TBE_CLASS = "DenseTableBatchedEmbeddingBagsCodegen"
@@ -120,10 +121,28 @@ class FusedTables:
         self._look_for_edits()
         pointers = tuple(b.data_ptr() for b in self._buffers())
         if pointers != self._pointers or not self._tables:
+            if self._tables:
+                self._everything_changed()  # other memory has taken the place of the rows
             self._tables, self._pointers = self._build(), pointers
         return self._tables
 
-    def prepare_restore(self, _fields: Mapping[str, Sequence[Field]]) -> None:
+    def differences(self, saved: Mapping[str, SavedRows]) -> list[Difference]:
+        found, kind = [], f"fused {self._optimizer}"
+        for shard in (table.shard for table in self.tables()):
+            if (rows := saved.get(shard.table)) is None:
+                continue
+            kept = [
+                replace(f, width=shard.table_cols) if f.width == shard.cols else f
+                for f in shard.fields
+                if f.name != WEIGHT
+            ]
+            if (difference := differing(shard.table, rows, kept, kind)) is not None:
+                found.append(difference)
+            elif rows.is_fused and rows.kind not in ("fused", kind):
+                found.append(Difference(f"table {shard.table}: its optimizer is {kind}, in the checkpoint {rows.kind}"))
+        return found
+
+    def prepare_restore(self, _saved: Mapping[str, SavedRows]) -> None:
         """Rows are about to be written behind the cache, so nothing may stay in it. A TBE's fields always exist."""
         if self._cached():
             self._tbe.flush()
@@ -146,7 +165,7 @@ class FusedTables:
 
     def counters(self) -> dict[str, Any]:
         """What the fused optimizer counts and is told beside the rows; ``state_dict()`` has none of it."""
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"optimizer": self._optimizer}
         for name in _COUNTERS:
             value = getattr(self._tbe, name, None)
             if isinstance(value, torch.Tensor):

@@ -5,19 +5,19 @@ It must not know where tables lie in a model, only which parameters' per-row sta
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from incremental_ckpt.adapters.difference import Difference
+from incremental_ckpt.adapters.dense import why_unwritable
+from incremental_ckpt.adapters.leaf import Leaf, is_per_row, placed
 from incremental_ckpt.adapters.walk import class_names, join
-from incremental_ckpt.errors import MismatchError
-from incremental_ckpt.model import WEIGHT, Field
+from incremental_ckpt.errors import SaveError
+from incremental_ckpt.model import Difference
 
 # Wrappers without state of their own, or with state under parameters of their own. Others may keep more and are leaves.
 _WRAPPERS = frozenset({"KeyedOptimizerWrapper", "OptimizerWrapper", "LightningOptimizer", "AcceleratedOptimizer"})
@@ -46,75 +46,6 @@ RowsOf = Callable[[torch.Tensor], int | None]
 
 
 @dataclass
-class Leaf:
-    """One torch optimizer that holds state itself.
-
-    Attributes:
-        name: what the user called it: a mapping's key, a list's place.
-        optimizer: the innermost optimizer; its ``step`` runs the step hooks.
-        names: of its parameters, by id, where a KeyedOptimizer has given them one.
-        in_backward: it steps while backward runs.
-    """
-
-    name: str
-    optimizer: Any
-    names: dict[int, str] = field(default_factory=dict)
-    in_backward: bool = False
-
-    def groups(self) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                yield parameter, group
-
-    def holds(self, parameter: torch.Tensor) -> bool:
-        return any(p is parameter for p, _ in self.groups())
-
-    def row_fields(self, parameter: torch.Tensor, rows: int) -> dict[str, torch.Tensor]:
-        """The state of a table's parameter that has an entry per row, as live views ``[rows, width]``, by name."""
-        state = self.optimizer.state.get(parameter) or {}
-        return {k: _rows_view(state[k]) for k in sorted(k for k, v in state.items() if _is_per_row(k, v, rows))}
-
-    def row_tensors(self, parameter: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors behind ``row_fields``."""
-        state = self.optimizer.state.get(parameter) or {}
-        return [v for k, v in sorted(state.items()) if _is_per_row(k, v, parameter.shape[0])]
-
-    def create_row_fields(self, parameter: torch.Tensor, wanted: Sequence[Field]) -> None:
-        """Create lazily created per-row state as zeros, so that rows can be restored into it; drop the unwanted."""
-        rows = parameter.shape[0]
-        state = self.optimizer.state.get(parameter)
-        live = self.row_fields(parameter, rows)
-        names = {f.name for f in wanted}
-        if not self.creates_state_at_once:
-            for name in live.keys() - names:
-                del state[name]
-        missing = [f for f in wanted if f.name not in live]
-        if missing and state is None:
-            state = self.optimizer.state[parameter] = {}
-        for each in missing:
-            shape = parameter.shape if each.width == parameter[:1].numel() or not rows else (rows, each.width)
-            state[each.name] = torch.zeros(shape, dtype=getattr(torch, each.dtype), device=parameter.device)
-
-    def count_on_from(self, parameter: torch.Tensor, step: int) -> None:
-        """A table that another optimizer has updated so often is this one's now; its row fields are restored."""
-        state = self.optimizer.state.get(parameter)
-        if not state or isinstance(self.optimizer, torch.optim.SGD):
-            return
-        as_number = type(self.optimizer) is torch.optim.SparseAdam
-        state["step"] = step if as_number else torch.tensor(float(step), dtype=torch.float32)
-
-    @property
-    def keeps_no_state(self) -> bool:
-        return type(self.optimizer) is torch.optim.SGD and not any(
-            g.get("momentum") for g in self.optimizer.param_groups
-        )
-
-    @property
-    def creates_state_at_once(self) -> bool:
-        return "Adagrad" in type(self.optimizer).__name__
-
-
-@dataclass
 class Extra:
     """State that a wrapper keeps under a parameter of its own (TorchRec's warmup)."""
 
@@ -128,14 +59,14 @@ class Optimizers:
 
     Args:
         given: a torch optimizer, a TorchRec KeyedOptimizer, a list or a mapping of them, or None.
-        names: parameters' names in the model, by id.
+        names: parameters' names in the model, by id; to be set anew where the model may have new parameters.
         in_backward: optimizers that the model's parameters carry, with the parameters' names.
     """
 
     def __init__(self, given: object, names: dict[int, str], in_backward: Sequence[tuple[str, Any]] = ()) -> None:
         self.leaves: list[Leaf] = []
         self._extras: list[Extra] = []
-        self._names = names
+        self.names = names
         for name, optimizer in _named(given):
             self._unwrap(name, optimizer, {})
         for name, optimizer in in_backward:
@@ -177,9 +108,11 @@ class Optimizers:
             if leaf.name in saved:
                 self._load_leaf(leaf, saved[leaf.name], restored)
                 continue
+            names = self._names_of(leaf)
             for parameter, _ in leaf.groups():
-                if (table := restored.get(self._names_of(leaf)[id(parameter)])) is not None:
+                if (table := restored.get(names[id(parameter)])) is not None:
                     leaf.count_on_from(parameter, table.iterations)
+                    leaf.take_over(parameter, saved, names[id(parameter)])
         for extra in self._extras:
             if extra.name in saved:
                 extra.state[extra.parameter] = deepcopy(dict(saved[extra.name]["extra"]))
@@ -224,7 +157,7 @@ class Optimizers:
         for g, group in enumerate(leaf.optimizer.param_groups):
             for p, parameter in enumerate(group["params"]):
                 key = id(parameter)
-                names[key] = self._names.get(key) or leaf.names.get(key) or f"param_groups[{g}].params[{p}]"
+                names[key] = self.names.get(key) or leaf.names.get(key) or f"param_groups[{g}].params[{p}]"
         return names
 
     def _leaf_state(self, leaf: Leaf, rows_of: RowsOf) -> dict[str, Any]:
@@ -239,22 +172,23 @@ class Optimizers:
                     others[parameter] = value
                 continue
             height = rows_of(parameter)
-            per_row = [] if height is None else sorted(k for k, v in value.items() if _is_per_row(k, v, height))
+            per_row = [] if height is None else sorted(k for k, v in value.items() if is_per_row(k, v, height))
             states[name] = {k: v for k, v in value.items() if k not in per_row}
+            for key, tensor in states[name].items():
+                if isinstance(tensor, torch.Tensor) and (why := why_unwritable(tensor)) is not None:
+                    raise SaveError(f"{key!r} of {name!r} in optimizer {leaf.name!r} {why}, and cannot be saved")
             if per_row:
                 rows[name] = per_row
         groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in leaf.optimizer.param_groups]
-        kind = type(leaf.optimizer).__name__
-        return {"class": kind, "state": states, "param_groups": groups, "rows": rows, "others": others}
+        return {"class": leaf.kind, "state": states, "param_groups": groups, "rows": rows, "others": others}
 
     def _leaf_differences(self, leaf: Leaf, saved: Mapping[str, Any], restored: Restored) -> list[Difference]:
         names, what = self._names_of(leaf), f"optimizer {leaf.name!r}"
-        kind = type(leaf.optimizer).__name__
-        if saved.get("class", kind) != kind:
-            return [Difference(f"{what} is a {kind}, in the checkpoint a {saved['class']}", fatal=True)]
+        if saved.get("class", leaf.kind) != leaf.kind:
+            return [Difference(f"{what} is a {leaf.kind}, in the checkpoint a {saved['class']}", fatal=True)]
         groups, live = saved["param_groups"], leaf.optimizer.param_groups
         if len(groups) != len(live):
-            text = f"{what} has {len(live)} parameter groups, {len(groups)} in the checkpoint"
+            text = f"{what} has {len(live)} parameter groups, {len(groups)} in the checkpoint: make the same at first"
             return [Difference(text, fatal=True)]
         found = []
         for index, (old, new) in enumerate(zip(groups, live, strict=True)):
@@ -285,14 +219,14 @@ class Optimizers:
         for old, group in zip(saved["param_groups"], leaf.optimizer.param_groups, strict=True):
             for key, value in old.items():
                 if key != "params":
-                    group[key] = _placed(value, group.get(key), None)
+                    group[key] = placed(value, group.get(key), None)
         for parameter, group in leaf.groups():
             name = names[id(parameter)]
             if name not in known and name in restored:
                 leaf.count_on_from(parameter, restored[name].iterations)
                 continue
             if name not in saved["state"]:
-                states.pop(parameter, None)
+                leaf.begin_anew(parameter)
                 continue
             current, rows = states.get(parameter) or {}, saved["rows"].get(name, ())
             apart: Collection[str] = ()
@@ -300,17 +234,17 @@ class Optimizers:
                 apart = restored[name].fields
                 rows = [key for key in apart if key in current]
             if any(key not in current for key in rows):
-                states.pop(parameter, None)  # not strict, and its rows did not come: the optimizer begins it anew
+                leaf.begin_anew(parameter)  # not strict, and its rows did not come
                 continue
             fresh = {key: current[key] for key in rows}
             for key, value in saved["state"][name].items():
                 if key in apart:
                     continue  # of a rank that held no rows of the table
                 on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
-                fresh[key] = _placed(value, current.get(key), None if on_host else parameter.device)
+                fresh[key] = placed(value, current.get(key), None if on_host else parameter.device)
             states[parameter] = fresh
         for key, value in saved["others"].items():
-            states[key] = _placed(value, states.get(key), None)
+            states[key] = placed(value, states.get(key), None)
 
 
 def steps_of(parameter: str, saved: Mapping[str, Any]) -> int:
@@ -323,11 +257,6 @@ def _has_only(saved: Mapping[str, Any], tables: Collection[str]) -> bool:
     """Whether an optimizer has updated some of these tables and nothing else."""
     names = {name for group in saved.get("param_groups", ()) for name in group["params"]}
     return bool(names) and names <= set(tables)
-
-
-def parameter_of(table: str) -> str:
-    """The name of the parameter that a table is, where it is one."""
-    return table if table == WEIGHT else f"{table}.{WEIGHT}"
 
 
 def is_fused(optimizer: object) -> bool:
@@ -352,35 +281,3 @@ def _named(given: object) -> list[tuple[str, Any]]:
     if isinstance(given, list | tuple):
         return [(str(index), optimizer) for index, optimizer in enumerate(given)]
     return [("0", given)]
-
-
-def _is_per_row(key: str, value: object, rows: int) -> bool:
-    if key == "step" or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return False
-    return value.dim() > 0 and value.shape[0] == rows
-
-
-def _rows_view(state: torch.Tensor) -> torch.Tensor:
-    flat = state.data
-    if flat.dim() == 2:
-        return flat
-    try:
-        return flat.view(flat.shape[0], math.prod(flat.shape[1:]))
-    except RuntimeError as cause:
-        raise MismatchError(f"optimizer state of shape {tuple(state.shape)} is not laid out row by row") from cause
-
-
-def _placed(value: Any, current: Any, device: torch.device | None) -> Any:
-    """A saved value in the place of the current one: written into the tensor that is there if it fits, else a copy."""
-    if isinstance(value, torch.Tensor):
-        if isinstance(current, torch.Tensor) and current.shape == value.shape and current.dtype == value.dtype:
-            current.detach().copy_(value)
-            return current
-        return value.detach().to(device=device or value.device, copy=True)
-    if isinstance(value, dict):
-        inner = current if isinstance(current, dict) else {}
-        return {k: _placed(v, inner.get(k), device) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        placed = [_placed(v, None, device) for v in value]
-        return placed if isinstance(value, list) else tuple(placed)
-    return deepcopy(value)

@@ -14,13 +14,16 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from incremental_ckpt.adapters.optimizers import Leaf, Optimizers, is_row_local
+from incremental_ckpt.adapters.dense import why_unwritable
+from incremental_ckpt.adapters.leaf import Leaf
+from incremental_ckpt.adapters.optimizers import Optimizers, is_row_local
+from incremental_ckpt.adapters.row_state import SavedRows, differing
 from incremental_ckpt.errors import CheckpointError
-from incremental_ckpt.model import WEIGHT, Field, Mark, Shard, Table
+from incremental_ckpt.model import WEIGHT, Difference, Field, Mark, Shard, Table
 
 _ANNOUNCED_AT_ONCE = 1 << 16
 
-Stamp = tuple[tuple[int, int], ...]
+Stamp = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,26 @@ class TableParameter:
 
     @property
     def parameter(self) -> torch.Tensor:
-        found = self.owner._parameters[self.key]
-        assert found is not None
+        found = self.owner._parameters.get(self.key)
+        if found is None:
+            raise CheckpointError(
+                f"table {self.table!r} has no parameter {self.key!r} any more (removed, or replaced by a "
+                "parametrization or pruning): make such changes before the Checkpointer; after them, close this one "
+                "and make a new one"
+            )
         return found
+
+    @property
+    def table_cols(self) -> int:
+        return self.parameter.shape[1] if self.cut is None else self.cut.table_cols
 
 
 def gathers_rows(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    """Whether a module's weight is a table; one without columns, or not of rows at all, is dense state."""
+    if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return False
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2 and weight.shape[1] > 0
 
 
 def table_parameters(found: Sequence[tuple[str, nn.Module]], holders: Mapping[int, set[int]]) -> list[TableParameter]:
@@ -84,15 +100,21 @@ def table_parameters(found: Sequence[tuple[str, nn.Module]], holders: Mapping[in
     """
     by_weight: dict[int, list[tuple[str, nn.Module]]] = {}
     for name, module in found:
-        if isinstance(module._parameters.get("weight"), torch.Tensor):
-            by_weight.setdefault(id(module._parameters["weight"]), []).append((name, module))
+        weight = module._parameters["weight"]
+        assert weight is not None
+        if (why := why_unwritable(weight)) is not None:
+            raise CheckpointError(f"table {name!r} {why}, and cannot be saved")
+        by_weight.setdefault(id(weight), []).append((name, module))
     tables = []
     for key, users in by_weight.items():
         name, owner = users[0]
         modules = {id(m): m for _, m in users}
-        may_track = all(m.sparse and m.max_norm is None for m in modules.values()) and holders[key] == modules.keys()
-        if not owner.weight.requires_grad:
-            may_track = all(m.max_norm is None for m in modules.values())
+        weight = owner._parameters["weight"]
+        assert weight is not None
+        may_track = all(m.sparse for m in modules.values()) and holders[key] == modules.keys()
+        may_track = may_track or not weight.requires_grad
+        # Streams read rows as bytes that lie together.
+        may_track = may_track and all(m.max_norm is None for m in modules.values()) and weight.stride(1) == 1
         tables.append(TableParameter(name or WEIGHT, owner, "weight", tuple(modules.values()), may_track))
     return tables
 
@@ -112,6 +134,7 @@ class ParameterTables:
         self._optimizers = optimizers
         self._holders = [_holders_of(m, optimizers) for m in members]
         self._tracked = [self._is_tracked(i) for i in range(len(members))]
+        self._shapes = [m.parameter.shape for m in members]
         self._tables: list[Table | None] = [None] * len(members)
         self._live: list[tuple[object, ...]] = [()] * len(members)
         self._stamps: list[Stamp] | None = None
@@ -136,17 +159,25 @@ class ParameterTables:
         self._check_holders()
         return [self._table(index) for index in range(len(self._members))]
 
-    def prepare_restore(self, fields: Mapping[str, Sequence[Field]]) -> None:
+    def differences(self, saved: Mapping[str, SavedRows]) -> list[Difference]:
+        found = []
         for member, holders in zip(self._members, self._holders, strict=True):
+            if (rows := saved.get(member.table)) is not None:
+                kept = holders[0].kept_fields(member.parameter, rows, member.table_cols) if holders else ()
+                found.append(differing(member.table, rows, kept, holders[0].kind if holders else None))
+        return [difference for difference in found if difference is not None]
+
+    def prepare_restore(self, saved: Mapping[str, SavedRows]) -> None:
+        for member, holders in zip(self._members, self._holders, strict=True):
+            rows = saved.get(member.table)
+            if rows is None or not holders:
+                continue
+            kept = holders[0].kept_fields(member.parameter, rows, member.table_cols)
+            if not rows.suits(kept, holders[0].kind):
+                continue  # not strict: what is there stays, and what is not begins anew
             cols = member.parameter.shape[1]
-            table_cols = cols if member.cut is None else member.cut.table_cols
-            wanted = [
-                replace(f, width=cols) if f.width == table_cols else f
-                for f in fields.get(member.table, ())
-                if f.name != WEIGHT
-            ]
-            if holders and member.table in fields:
-                holders[0].create_row_fields(member.parameter, wanted)
+            wanted = [replace(f, width=cols) if f.width == member.table_cols else f for f in rows.fields]
+            holders[0].create_row_fields(member.parameter, wanted)
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         self._mark, self._mark_all = mark, mark_all
@@ -200,6 +231,7 @@ class ParameterTables:
     def _table(self, index: int) -> Table:
         member = self._members[index]
         weight = member.parameter
+        self._check_shape(index)
         self._look_for_edits(index)
         rows = weight.shape[0]
         state: dict[str, torch.Tensor] = {}
@@ -226,6 +258,7 @@ class ParameterTables:
         for index in members:
             if not self._tracked[index] or id(self._members[index].parameter) not in groups:
                 continue
+            self._check_shape(index)
             self._look_for_edits(index)
             self._updating[index] = True
             parameter = self._members[index].parameter
@@ -248,6 +281,17 @@ class ParameterTables:
                 if marked is not None and gradient is not None and gradient is not marked and self._mark_all:
                     self._mark_all(index)  # another hook has exchanged it after the rows of the old one were marked
 
+    def _check_shape(self, index: int) -> None:
+        """Raises CheckpointError where rows were added or removed, for which there are no marks."""
+        member, shape = self._members[index], self._shapes[index]
+        if member.parameter.shape != shape:
+            now, then = (" x ".join(map(str, s)) for s in (member.parameter.shape, shape))
+            raise CheckpointError(
+                f"table {member.table!r} is {now} now and was {then} when the Checkpointer was made. A resume begins "
+                "with the model as it is built: resize tables before the Checkpointer is made; after it, close this "
+                "one and make a new one"
+            )
+
     def _announce_all(self, index: int) -> None:
         """Any row may be about to change. Unlike mark_all this comes before it, so that a stream keeps old values."""
         assert self._mark is not None
@@ -257,11 +301,11 @@ class ParameterTables:
             self._mark(index, torch.arange(begin, end, device=parameter.device))
 
     def _stamp(self, index: int) -> Stamp:
-        """What an edit of a row, or of its optimizer state, changes: which tensors there are, and how often each was
-        written to."""
+        """What an edit of a row, or of its optimizer state, changes: which tensors there are, where they lie, and how
+        often each was written to."""
         parameter = self._members[index].parameter
         tensors = [parameter, *(t for leaf in self._holders[index] for t in leaf.row_tensors(parameter))]
-        return tuple((id(t), t._version) for t in tensors)
+        return tuple((id(t), t.data_ptr(), t._version) for t in tensors)
 
     def _edited(self, index: int) -> bool:
         """See Table.edited. It looks twice: an update that begins or ends meanwhile is none."""

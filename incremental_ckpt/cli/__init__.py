@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from incremental_ckpt.cli.interrupts import Interrupts
 from incremental_ckpt.errors import (
     CheckpointError,
     ConflictError,
@@ -49,13 +50,27 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code. Nothing is raised.
     """
     _prepare_streams()
+    interrupts = Interrupts("ickpt: interrupted\n", INTERRUPTED)
+    try:
+        return _answered(sys.argv[1:] if args is None else args, interrupts)
+    except KeyboardInterrupt:  # while an error was being told
+        interrupts.tell()
+        return INTERRUPTED
+    finally:
+        interrupts.end()
+
+
+def _answered(args: Sequence[str], interrupts: Interrupts) -> int:
     try:
         from incremental_ckpt.cli.commands import run
 
-        code = run(sys.argv[1:] if args is None else args)
+        code = run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _failed("interrupted", INTERRUPTED)
+        with suppress(OSError):
+            sys.stdout.flush()
+        interrupts.tell()
+        return INTERRUPTED
     except BrokenPipeError:
         # Who reads the output has seen enough, as `head` has: no error to them, and nobody to tell.
         _discard_output()
@@ -66,6 +81,8 @@ def main(args: Sequence[str] | None = None) -> int:
         _discard_output()  # files of a store report StorageError: this is stdout
         return _failed(f"cannot write the output: {error.strerror or error}", UNEXPECTED)
     except Exception as error:
+        if interrupts.seen:  # raised in the middle of an import of compiled code, say
+            raise KeyboardInterrupt from error
         if os.environ.get("ICKPT_TRACEBACK"):
             raise
         return _failed(

@@ -1,101 +1,144 @@
-"""The list of checkpoints, drawn: aligned columns, coloured on a terminal only.
+"""The checkpoints of a store as `ickpt ls` lists them: of each manifest only what is shown is read.
 
-It must not know repositories or stores. It does without rich's tables, which take several times as long as reading a
-thousand manifests; rich itself is loaded for a terminal only.
+It must not know how they are drawn, and loads neither numpy nor torch: starting takes longer than listing.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, TextIO
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from incremental_ckpt.cli import text
+from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError
+from incremental_ckpt.format import layout
+from incremental_ckpt.format.documents import read_document
+from incremental_ckpt.format.members import MAX_INT, MalformedError, Members, number
+from incremental_ckpt.model import CheckpointInfo
+from incremental_ckpt.repository.listing import check_size, list_checkpoints
+from incremental_ckpt.repository.repo_file import is_repository
+from incremental_ckpt.storage import LocalStore, MemoryStore, Store
+from incremental_ckpt.storage.parallel import run_all
 
-if TYPE_CHECKING:
-    from incremental_ckpt.cli.facts import Catalogue
-    from incremental_ckpt.model import CheckpointInfo
-
-Paint = Callable[[str, str], str]
-"""``paint(text, style)``."""
-
-STYLES = {"base": "cyan", "unreadable": "red"}
-_GAP = "  "
-_METRICS = 4
-_KIND = 2
-"""The column that is aligned to the left and has a style."""
+_REMOTE_READS = 16
+"""At a time: what a store behind a network costs is the wait for each answer."""
 
 
-def show_catalogue(url: str, found: Catalogue) -> None:
-    paint = painter(sys.stdout)
-    if not found.checkpoints and not found.unreadable:
-        sys.stdout.write(f"{text.printable(url)} holds no checkpoint yet\n")
-        return
-    infos = found.checkpoints
-    metrics = sorted({name for info in infos for name in info.metrics})
-    columns = _columns(infos, metrics[:_METRICS])
-    rows = [(info.seq, [cell(info) for _, cell in columns]) for info in infos]
-    rows += [(seq, [str(seq), "-", "unreadable", *["-"] * (len(columns) - _KIND - 1)]) for seq, _ in found.unreadable]
-    total = f"{text.count(len(infos), 'checkpoint')}, {text.size(sum(i.bytes for i in infos))}"
-    if found.unreadable:
-        total += f"; {len(found.unreadable)} unreadable"
-    if len(metrics) > _METRICS:
-        total += f"; {text.count(len(metrics) - _METRICS, 'more metric')} (--json)"
-    lines = _lines([name for name, _ in columns], [cells for _, cells in sorted(rows)], paint)
-    sys.stdout.write("\n".join([*lines, paint(total, "dim")]) + "\n")
+@dataclass(frozen=True)
+class Listed:
+    """A checkpoint, and the size of the equivalent base that stands beside it (None: there is none)."""
+
+    info: CheckpointInfo
+    equivalent_bytes: int | None
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.info.bytes + (self.equivalent_bytes or 0)
 
 
-def _columns(
-    infos: Sequence[CheckpointInfo], metrics: Sequence[str]
-) -> list[tuple[str, Callable[[CheckpointInfo], str]]]:
-    columns: list[tuple[str, Callable[[CheckpointInfo], str]]] = [
-        ("seq", lambda i: str(i.seq)),
-        ("step", lambda i: str(i.step)),
-        ("kind", lambda i: i.kind),
-        ("parent", lambda i: "-" if i.parent is None else str(i.parent)),
-        ("rows", lambda i: f"{i.rows:,}"),
-        ("of all", lambda i: text.share(i.rows, i.table_rows)),
-        ("size", lambda i: text.size(i.bytes)),
-    ]
-    if any(i.epoch is not None for i in infos):
-        columns.append(("epoch", lambda i: "-" if i.epoch is None else str(i.epoch)))
-    if any(i.loss is not None for i in infos):
-        columns.append(("loss", lambda i: text.number(i.loss)))
-    columns += [(text.printable(name), _metric(name)) for name in metrics]
-    return [*columns, ("created (UTC)", lambda i: text.time(i.created))]
+@dataclass(frozen=True)
+class Unreadable:
+    """A manifest that cannot be read: that of a checkpoint, or of the equivalent base beside it."""
+
+    seq: int
+    equivalent: bool
+    error: CheckpointError
 
 
-def _metric(name: str) -> Callable[[CheckpointInfo], str]:
-    return lambda info: text.number(info.metrics.get(name))
+@dataclass(frozen=True)
+class Catalogue:
+    """By ascending seq: the checkpoints that can be listed, and all manifests that cannot be read."""
+
+    checkpoints: tuple[Listed, ...]
+    unreadable: tuple[Unreadable, ...]
 
 
-def _lines(header: Sequence[str], rows: Sequence[Sequence[str]], paint: Paint) -> Iterator[str]:
-    widths = [max(map(text.width, column)) for column in zip(header, *rows, strict=True)]
-    for place, cells in enumerate([header, *rows]):
-        parts = []
-        for column, cell in enumerate(cells):
-            gap = " " * (widths[column] - text.width(cell))
-            style = "bold" if place == 0 else STYLES.get(cell, "") if column == _KIND else ""
-            shown = paint(cell, style) if style else cell
-            parts.append(shown + gap if column == _KIND else gap + shown)
-        yield _GAP.join(parts)
+def read_catalogue(store: Store) -> Catalogue:
+    """
+    A manifest is verified by its digest and in what is shown; `check` looks at the rest.
+
+    Raises:
+        FormatError, CorruptionError: the store holds something else, a newer format, or a damaged ``repo.json``.
+        StorageError: the store does not answer.
+    """
+    if not is_repository(store):
+        return Catalogue((), ())
+    listing, too_large = list_checkpoints(store, 0)
+    found: dict[tuple[int, bool], _Manifest | CheckpointError] = {}
+
+    def read(seq: int, equivalent: bool) -> None:
+        key = layout.base_key(seq) if equivalent else layout.manifest_key(seq)
+        try:
+            check_size(store, key, too_large.get(key, 0))
+            found[seq, equivalent] = read_document(store.get(key), key, _manifest)
+        except (CorruptionError, FormatError, NotFoundError) as error:
+            found[seq, equivalent] = error
+
+    wanted = [(seq, False) for seq in listing.seqs]
+    wanted += [(seq, True) for seq in listing.seqs if seq in listing.bases]
+    if isinstance(store, (LocalStore, MemoryStore)):
+        for one in wanted:
+            read(*one)
+    else:
+        run_all([partial(read, *one) for one in wanted], _REMOTE_READS)
+    checkpoints, unreadable = list[Listed](), list[Unreadable]()
+    for seq in listing.seqs:
+        manifest, beside = found[seq, False], found.get((seq, True))
+        if isinstance(manifest, CheckpointError):
+            unreadable.append(Unreadable(seq, False, manifest))
+        if isinstance(beside, CheckpointError):
+            unreadable.append(Unreadable(seq, True, beside))
+        if isinstance(manifest, _Manifest):
+            # One of other content stands for nothing, and a resume passes over it.
+            equivalent = beside if isinstance(beside, _Manifest) and beside.of == manifest.digest else None
+            checkpoints.append(Listed(manifest.info, equivalent.info.bytes if equivalent else None))
+    return Catalogue(tuple(checkpoints), tuple(unreadable))
 
 
-def painter(stream: TextIO) -> Paint:
-    """Styles for a terminal, nothing for anything else."""
-    if not stream.isatty():
-        return lambda text, _: text
-    from rich.text import Text
+def checkpoint_json(info: CheckpointInfo, equivalent_bytes: int | None) -> dict[str, Any]:
+    facts = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+    listed = Listed(info, equivalent_bytes)
+    return facts | {"equivalent_bytes": equivalent_bytes, "stored_bytes": listed.stored_bytes}
 
-    from incremental_ckpt.cli.tables import console
 
-    out = console(stream)
+def catalogue_json(found: Catalogue) -> list[dict[str, Any]]:
+    return [checkpoint_json(one.info, one.equivalent_bytes) for one in found.checkpoints]
 
-    @cache
-    def paint(text: str, style: str) -> str:
-        with out.capture() as captured:
-            out.print(Text(text, style=style), end="")
-        return captured.get()
 
-    return paint
+@dataclass(frozen=True)
+class _Manifest:
+    """What a listing shows of a manifest; ``of``: the digest of the checkpoint that it is an equivalent base of."""
+
+    info: CheckpointInfo
+    digest: str
+    of: str | None
+
+    @property
+    def key(self) -> str:
+        return layout.manifest_key(self.info.seq) if self.of is None else layout.base_key(self.info.seq)
+
+
+def _manifest(members: Members) -> _Manifest:
+    kind, seq, totals = members.text("kind"), members.integer("seq", 1), members.object("totals")
+    if kind not in ("base", "delta"):
+        raise MalformedError("kind is neither base nor delta")
+    parent = members.optional("parent", lambda name: members.object(name).integer("seq", 1, seq - 1))
+    if (kind == "base") != (parent is None):
+        raise MalformedError("parent is given for a base, or missing for a delta")
+    info = CheckpointInfo(
+        seq=seq,
+        step=members.integer("step", -MAX_INT),
+        epoch=members.optional("epoch", lambda name: members.integer(name, -MAX_INT)),
+        loss=members.optional("loss", members.number),
+        metrics={name: number(value, f"metrics.{name}") for name, value in members.mapping("metrics").items()},
+        kind="base" if kind == "base" else "delta",
+        parent=parent,
+        bytes=totals.integer("bytes"),
+        rows=totals.integer("rows"),
+        table_rows=totals.integer("table_rows"),
+        created=members.time("created"),
+        job=members.hexadecimal("job", 16),
+        attempt=members.hexadecimal("attempt", 16),
+        world_size=members.integer("world_size", 1),
+    )
+    return _Manifest(info, members.text("digest"), members.text("of") if "of" in members else None)

@@ -1,34 +1,23 @@
-"""The verbs, their arguments and their help.
+"""The verbs that read, their arguments and their help; and how any verb is parsed and run.
 
-It must not know how facts are read from a repository (facts.py) or drawn (tables.py); both load only when a verb runs.
+It must not know how facts are read from a repository (catalogue.py, facts.py) or drawn (catalogue_table.py, tables.py):
+these load only when a verb runs.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from typing import Annotated
+import os
+from collections.abc import Sequence
+from typing import Any
 
-import typer
+import click
 
-from incremental_ckpt.cli import CODES, USAGE, code_of, print_error, upkeep
+from incremental_ckpt.cli import CODES, USAGE, arguments, code_of, print_error, upkeep
+from incremental_ckpt.cli.arguments import Verb, verb
 from incremental_ckpt.errors import CorruptionError
 
-Verb = Callable[[], int]
-"""A parsed command: run after typer is done, so that its errors are ours to report."""
-
-app = typer.Typer(
-    name="ickpt",
-    help="Look into a store of checkpoints and look after it. Needs no model; export and import need torch.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done, 1 unexpected, 2 usage, 3 not found, 4 conflict, 5 damaged, 6 foreign or newer format, "
-    "7 mismatch, 8 save failed, 9 storage, 130 interrupted.",
-)
-
-Url = Annotated[str, typer.Argument(metavar="URL", help="The store: a local path or a URL, as given to Checkpointer.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON: a contract, see docs/operations.md.")]
+_COMPLETE = "_ICKPT_COMPLETE"
+"""Set by the functions that `_ICKPT_COMPLETE=bash_source ickpt` gives to a shell."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -37,31 +26,27 @@ def run(args: Sequence[str]) -> int:
     Raises:
         CheckpointError: what the verb met.
     """
-    # Warnings of the library would come between: what matters of them is in the reports.
-    log = logging.getLogger("incremental_ckpt")
-    if not log.hasHandlers():
-        log.addHandler(logging.NullHandler())
-    command = typer.main.get_command(app)
+    if _COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(app, {}, "ickpt", _COMPLETE, os.environ[_COMPLETE])
     try:
-        verb = command.main(args=list(args) or ["--help"], prog_name="ickpt", standalone_mode=False)
-    except upkeep.UsageError as error:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "ickpt"
+        parsed = app.main(args=list(args) or ["--help"], prog_name="ickpt", standalone_mode=False)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "ickpt"
         message = error.format_message().rstrip(".")
         print_error(f"{message}{'' if message.endswith('?') else '.'} `{path} --help` explains")
         return USAGE
-    except typer.Abort:
+    except click.Abort:
         raise KeyboardInterrupt from None
     except SystemExit:
-        raise BrokenPipeError from None  # how typer leaves when nobody reads the help any more
+        raise BrokenPipeError from None  # how click leaves when nobody reads the help any more
     if not args:
         return USAGE
-    if isinstance(verb, int):
-        return verb
-    return int(verb()) if callable(verb) else 0
+    return int(parsed()) if callable(parsed) else 0
 
 
-def _version(wanted: bool) -> None:
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
@@ -69,88 +54,113 @@ def _version(wanted: bool) -> None:
             found = version("incremental-ckpt")
         except PackageNotFoundError:
             found = "(a source tree that is not installed)"
-        typer.echo(f"ickpt {found}")
-        raise typer.Exit
+        click.echo(f"ickpt {found}")
+        ctx.exit()
 
 
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Options of ickpt itself."""
+class _Ickpt(click.Group):
+    """Lists the verbs in the order of the documentation."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(self.commands)
 
 
-@app.command("ls", short_help="List the checkpoints.")
-def list_checkpoints(url: Url, as_json: Json = False) -> Verb:
-    """List the checkpoints of a store, oldest first."""
+@click.group(
+    cls=_Ickpt,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="URL is what Checkpointer was given: a local path such as runs/17, or s3://bucket/runs/17. `ickpt COMMAND "
+    "--help` shows options and examples.\n\nExit codes: 0 done, 1 unexpected, 2 usage, 3 not found, 4 conflict, "
+    "5 damaged, 6 foreign or newer format, 7 mismatch, 8 save failed, 9 storage, 130 interrupted.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version and exit."
+)
+def app() -> None:
+    """Look into a store of checkpoints and look after it. Needs no model; export and import need torch."""
 
-    def verb() -> int:
-        from incremental_ckpt.cli import facts
 
-        found = facts.catalogue(facts.open_repository(url))
+@verb(
+    "ls",
+    "List the checkpoints.",
+    "ickpt ls runs/17",
+    "ickpt ls s3://bucket/runs/17 --json | jq '.[-1].step'",
+)
+@arguments.url
+@arguments.as_json
+def list_checkpoints(url: str, as_json: bool) -> Verb:
+    """List the checkpoints of the store URL, oldest first."""
+
+    def listed() -> int:
+        from incremental_ckpt.cli import catalogue
+        from incremental_ckpt.cli.places import open_place
+
+        found = catalogue.read_catalogue(open_place(url))
         if as_json:
-            typer.echo(facts.to_json(facts.catalogue_json(found)))
+            from incremental_ckpt.cli.documents import to_json
+
+            click.echo(to_json(catalogue.catalogue_json(found)))
         else:
-            from incremental_ckpt.cli.catalogue import show_catalogue
+            from incremental_ckpt.cli.catalogue_table import show_catalogue
 
             show_catalogue(url, found)
-        if found.unreadable:
-            seq, error = found.unreadable[0]
-            others = len(found.unreadable) - 1
-            more = f" (and {others} more; `ickpt check` names them all)" if others else ""
-            print_error(f"seq {seq} cannot be read{more}: {error}")
-            return code_of(error)
-        return 0
+        if not found.unreadable:
+            return 0
+        first, *others = found.unreadable
+        what = f"the equivalent base of seq {first.seq}" if first.equivalent else f"seq {first.seq}"
+        more = f" (and {len(others)} more; `ickpt check` names them all)" if others else ""
+        print_error(f"{what} cannot be read{more}: {first.error}")
+        return code_of(first.error)
 
-    return verb
+    return listed
 
 
-@app.command("show", short_help="Show one checkpoint in full.")
-def show(
-    url: Url,
-    seq: Annotated[
-        int | None, typer.Option("--seq", min=1, metavar="N", help="Its number; default: the newest.")
-    ] = None,
-    as_json: Json = False,
-) -> Verb:
-    """Show one checkpoint: its facts, chain, tables, state and environment."""
+@verb(
+    "show",
+    "Show one checkpoint in full.",
+    "ickpt show runs/17",
+    "ickpt show runs/17 --seq 4 --json | jq '.tables[].name'",
+)
+@arguments.url
+@arguments.seq
+@arguments.as_json
+def show(url: str, seq: int | None, as_json: bool) -> Verb:
+    """Show one checkpoint of the store URL: its facts, chain, tables, state and environment."""
 
-    def verb() -> int:
+    def shown() -> int:
         from incremental_ckpt.cli import facts
+        from incremental_ckpt.cli.places import open_repository
 
-        found = facts.checkpoint_facts(facts.open_repository(url), seq)
+        found = facts.checkpoint_facts(open_repository(url), seq)
         if as_json:
-            typer.echo(facts.to_json(facts.facts_json(found)))
+            _print_json(facts.facts_json(found))
         else:
             from incremental_ckpt.cli import tables
 
             tables.show_checkpoint(url, found)
         return 0
 
-    return verb
+    return shown
 
 
-@app.command("check", short_help="Prove what can be restored.")
-def check(
-    url: Url,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read every row and verify every checksum.")] = False,
-    as_json: Json = False,
-) -> Verb:
-    """Prove that every checkpoint can be restored, or say which can, and what to do."""
+@verb("check", "Prove what can be restored.", "ickpt check runs/17", "ickpt check runs/17 --deep --json")
+@arguments.url
+@click.option("--deep", is_flag=True, help="Also read every row and verify every checksum.")
+@arguments.as_json
+def check(url: str, deep: bool, as_json: bool) -> Verb:
+    """Prove that every checkpoint of the store URL can be restored, or say which can, and what to do."""
 
-    def verb() -> int:
+    def checked() -> int:
         from incremental_ckpt.cli import facts
+        from incremental_ckpt.cli.places import open_repository
         from incremental_ckpt.cli.progress import checking
         from incremental_ckpt.repository.check import check_repository
 
-        repository = facts.open_repository(url)
+        repository = open_repository(url)
         with checking() as progress:
             report = check_repository(repository, deep=deep, progress=progress)
         found = facts.check_facts(repository, report, deep=deep)
         if as_json:
-            typer.echo(facts.to_json(facts.check_json(found)))
+            _print_json(facts.check_json(found))
         else:
             from incremental_ckpt.cli import tables
 
@@ -164,8 +174,14 @@ def check(
         )
         return CODES[CorruptionError]
 
-    return verb
+    return checked
 
 
-for _name, _help, _verb in upkeep.VERBS:
-    app.command(_name, short_help=_help)(_verb)
+def _print_json(value: Any) -> None:
+    from incremental_ckpt.cli.documents import to_json
+
+    click.echo(to_json(value))
+
+
+for _command in (list_checkpoints, show, check, *upkeep.COMMANDS):
+    app.add_command(_command)

@@ -6,52 +6,16 @@ It must not know how they are drawn.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError
+from incremental_ckpt.cli.catalogue import checkpoint_json
+from incremental_ckpt.errors import CorruptionError
 from incremental_ckpt.format.manifest import Manifest, RankManifest, ShardEntries, Span
-from incremental_ckpt.format.members import written_time
 from incremental_ckpt.model import WEIGHT, CheckpointInfo, Field, Kind
 from incremental_ckpt.repository import CheckReport, Link, Repository
-from incremental_ckpt.storage import LocalStore, open_store
-
-
-def open_repository(url: str) -> Repository:
-    """A repository to be read.
-
-    Raises:
-        NotFoundError: a local path that does not exist. A store that can hold nothing but objects (a bucket's prefix)
-            cannot tell this from an empty one.
-        FormatError, CorruptionError, StorageError: as Repository.
-    """
-    store = open_store(url, read_only=True)
-    if isinstance(store, LocalStore) and not Path(store.url).exists():
-        raise NotFoundError(f"{url} does not exist: check the path (a run that has saved nothing yet has no folder)")
-    return Repository(store)
-
-
-@dataclass(frozen=True)
-class Catalogue:
-    """The checkpoints of a store by ascending seq, and those whose manifest cannot be read."""
-
-    checkpoints: tuple[CheckpointInfo, ...]
-    unreadable: tuple[tuple[int, CheckpointError], ...]
-
-
-def catalogue(repository: Repository) -> Catalogue:
-    checkpoints, unreadable = [], []
-    for seq in repository.listing().seqs:
-        try:
-            checkpoints.append(repository.manifest(seq).info())
-        except (CorruptionError, FormatError, NotFoundError) as error:
-            unreadable.append((seq, error))
-    return Catalogue(tuple(checkpoints), tuple(unreadable))
 
 
 @dataclass(frozen=True)
@@ -111,9 +75,11 @@ class StateFacts:
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """Everything that the manifests say of one checkpoint."""
+    """Everything that the manifests say of one checkpoint; ``equivalent_bytes``: the size of the equivalent base beside
+    it, None where there is none."""
 
     checkpoint: CheckpointInfo
+    equivalent_bytes: int | None
     digest: str
     chain: tuple[ChainLink, ...]
     tables: tuple[TableFacts, ...]
@@ -142,6 +108,7 @@ def _facts(repository: Repository, seq: int) -> CheckpointFacts:
     ranks = repository.rank_manifests(manifest)
     return CheckpointFacts(
         manifest.info(),
+        links[-1].tables.totals.bytes if links[-1].tables is not manifest else None,
         manifest.digest,
         tuple(_chain_link(link) for link in links),
         _tables(ranks),
@@ -240,14 +207,6 @@ def check_facts(repository: Repository, report: CheckReport, *, deep: bool) -> C
     return CheckFacts(report, deep, resumed.info() if resumed else None, passed_over)
 
 
-def catalogue_json(found: Catalogue) -> list[dict[str, Any]]:
-    return [checkpoint_json(info) for info in found.checkpoints]
-
-
-def checkpoint_json(info: CheckpointInfo) -> dict[str, Any]:
-    return {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
-
-
 def facts_json(facts: CheckpointFacts) -> dict[str, Any]:
     rest = {
         "digest": facts.digest,
@@ -256,7 +215,7 @@ def facts_json(facts: CheckpointFacts) -> dict[str, Any]:
         "state": [dataclasses.asdict(state) for state in facts.state],
         "environment": facts.environment,
     }
-    return checkpoint_json(facts.checkpoint) | rest
+    return checkpoint_json(facts.checkpoint, facts.equivalent_bytes) | rest
 
 
 def check_json(facts: CheckFacts) -> dict[str, Any]:
@@ -272,23 +231,3 @@ def check_json(facts: CheckFacts) -> dict[str, Any]:
         "objects": report.objects,
         "bytes_read": report.bytes_read,
     }
-
-
-def to_json(value: object) -> str:
-    """One JSON document: times in ISO 8601 (UTC), numbers that JSON lacks (nan, inf) as null."""
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, datetime):
-        return written_time(value)
-    if isinstance(value, Mapping):
-        # As manifests write nan and inf where they do not say what a member means.
-        if value.keys() == {"$float"}:
-            return None
-        return {str(name): _plain(member) for name, member in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

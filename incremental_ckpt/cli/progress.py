@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from incremental_ckpt.cli import text
+from incremental_ckpt.cli.terminal import is_capable
 
 
 @contextmanager
 def checking() -> Iterator[Callable[[int, int, int], None] | None]:
-    """What check_repository reports to, gone from the screen at the end; None where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    """What check_repository reports to, gone from the screen at the end; None where stderr shows no moving bar."""
+    if not is_capable(sys.stderr):
         yield None
         return
     from rich.console import Console
@@ -36,8 +37,8 @@ def checking() -> Iterator[Callable[[int, int, int], None] | None]:
 
 @contextmanager
 def moving(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """What reports bytes done and bytes in all; None where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    """What reports bytes done and bytes in all; None where stderr shows no moving bar."""
+    if not is_capable(sys.stderr):
         yield None
         return
     from rich.console import Console

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from incremental_ckpt.cli import text
-from incremental_ckpt.cli.catalogue import STYLES
+from incremental_ckpt.cli.catalogue_table import STYLES
 from incremental_ckpt.cli.facts import CheckFacts, CheckpointFacts, FieldFacts
 from incremental_ckpt.comparison import TableDifference
 from incremental_ckpt.pruning import PruneReport
@@ -57,7 +57,7 @@ def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
             ("loss", text.number(info.loss)),
             *((name, text.number(value)) for name, value in sorted(info.metrics.items())),
             ("rows", f"{info.rows:,} of {info.table_rows:,} ({text.share(info.rows, info.table_rows)})"),
-            ("size", text.size(info.bytes)),
+            ("size", text.size(info.bytes) + _beside(facts.equivalent_bytes)),
             ("job", f"{info.job}, attempt {info.attempt}, {text.count(info.world_size, 'rank')}"),
             ("digest", facts.digest),
         ],
@@ -99,6 +99,10 @@ def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
     _pairs(out, [(name, str(value)) for name, value in sorted(facts.environment.items())])
 
 
+def _beside(equivalent_bytes: int | None) -> str:
+    return "" if equivalent_bytes is None else f", and {text.size(equivalent_bytes)} of an equivalent base"
+
+
 def show_check(url: str, facts: CheckFacts) -> None:
     out, report = console(sys.stdout), facts.report
     if not report.checkpoints:
@@ -130,12 +134,17 @@ def show_prune(url: str, report: PruneReport) -> None:
     if not plan.kept:
         out.print(f"{text.printable(url)} holds no checkpoint yet: nothing to prune")
         return
-    besides = [seq for seq in plan.kept if seq not in plan.wanted]
     out.print(f"keeps    {text.ranges(plan.wanted) or 'none'}")
-    if besides:
-        out.print(f"         {text.ranges(besides)} besides: needed by these (`ickpt compact` ends that), or in use")
+    if plan.needed:
+        out.print(f"needs    {text.ranges(plan.needed)}: those are read from these (`ickpt compact` ends that)")
+    if plan.in_use:
+        out.print(
+            f"in use   {text.ranges(plan.in_use)}: the newest, or what a job goes on from, and what that is read from"
+        )
+    mendable = [seq for seq in plan.kept if seq not in {*plan.wanted, *plan.needed, *plan.in_use}]
     if plan.damaged:
-        out.print(f"damaged  {text.ranges(plan.damaged)}: not counted (`ickpt check` tells more)", style="red")
+        stay = f"; {text.ranges(mendable)} stay, since they might be mended" if mendable else ""
+        out.print(f"damaged  {text.ranges(plan.damaged)}: not counted (`ickpt check` tells more){stay}", style="red")
     forgets = "forgot " if report.executed else "forgets"
     out.print(f"{forgets}  {text.ranges(report.forgotten if report.executed else plan.forgotten) or 'none'}")
     orphans = f", {text.size(plan.orphan_bytes)} of it of dead attempts" if plan.orphan_bytes else ""
@@ -181,6 +190,8 @@ def _advice(facts: CheckFacts) -> Iterator[str]:
             f"Without one, a resume passes over {text.ranges(facts.passed_over)} by itself and goes on from seq "
             f"{facts.resumes.seq} (step {facts.resumes.step})."
         )
+    elif not facts.report.damaged:
+        yield "Without one, nothing is lost: a resume replays the chain that the damaged compaction stands for."
     else:
         yield (
             f"The newest checkpoint, seq {facts.resumes.seq} (step {facts.resumes.step}), is whole: a resume takes it. "

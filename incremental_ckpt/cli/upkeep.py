@@ -7,83 +7,88 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from incremental_ckpt.cli import CODES, print_error
-from incremental_ckpt.errors import NotFoundError, StorageError
+from incremental_ckpt.cli import CODES, arguments, print_error
+from incremental_ckpt.cli.arguments import Verb, number_option, path_argument, verb
+from incremental_ckpt.errors import CorruptionError, NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from incremental_ckpt.policy import Keep
     from incremental_ckpt.repository import Repository
 
-Verb = Callable[[], int]
-
-UsageError: Any = typer.BadParameter.__base__
-"""Says what is wrong without typer's own words before it."""
-
-Url = Annotated[str, typer.Argument(metavar="URL", help="The store: a local path or a URL, as given to Checkpointer.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON: a contract, see docs/operations.md.")]
-Seq = Annotated[int | None, typer.Option("--seq", min=1, metavar="N", help="Its number; default: the newest.")]
-
+_FORMATS = ("torch", "safetensors", "dcp")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGT]i?)?B?")
 _UNITS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY_UNITS = {"Ki": 2**10, "ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-def compact(
-    url: Url,
-    seq: Seq = None,
-    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="For buffers, as 512MiB or 2GB.")] = "512MiB",
-    shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Be process I (from 0) of N that share the work.")
-    ] = "0/1",
-    as_json: Json = False,
-) -> Verb:
-    """Write an equivalent base for a checkpoint, so that a resume replays no chain. Nothing is rounded again."""
+@verb(
+    "compact",
+    "Turn a chain into an equivalent base.",
+    "ickpt compact runs/17",
+    "ickpt compact runs/17 --seq 4 --memory 2GB",
+    "ickpt compact s3://bucket/runs/17 --shard 0/4    # and 1/4, 2/4, 3/4 elsewhere",
+)
+@arguments.url
+@arguments.seq
+@click.option("--memory", metavar="SIZE", default="512MiB", help="For buffers, as 512MiB or 2GB.", show_default=True)
+@click.option("--shard", metavar="I/N", default="0/1", help="Be process I (from 0) of N that share the work.")
+@arguments.as_json
+def compact(url: str, seq: int | None, memory: str, shard: str, as_json: bool) -> Verb:
+    """Write an equivalent base for a checkpoint of the store URL, so that a resume replays no chain. Nothing is rounded
+    again."""
     limit, part = _size(memory), _part(shard)
 
-    def verb() -> int:
+    def compacted() -> int:
+        from incremental_ckpt.cli.places import open_repository
         from incremental_ckpt.cli.progress import moving
         from incremental_ckpt.compaction import compact
 
         with moving("compacting") as progress:
-            report = compact(_repository(url), seq, memory=limit, shard=part, progress=progress)
+            report = compact(open_repository(url, read_only=False), seq, memory=limit, shard=part, progress=progress)
         if as_json:
             return _print_json(report)
-        typer.echo(_compacted(url, dataclasses.asdict(report)))
+        click.echo(_compacted(url, dataclasses.asdict(report)))
         return 0
 
-    return verb
+    return compacted
 
 
+@verb(
+    "prune",
+    "Forget old checkpoints and free their space.",
+    "ickpt prune runs/17 --keep-last 3 --dry-run",
+    "ickpt prune runs/17 --keep-last 3 --keep-best auc:1 --keep-every 100000",
+)
+@arguments.url
+@number_option("--keep-last", "K", "Keep the K newest checkpoints.")
+@number_option("--keep-every", "STEPS", "Keep the first of every so many steps.")
+@click.option(
+    "--keep-best", metavar="METRIC:K[:min]", multiple=True, help="Keep the K best by a metric, or by loss:K:min."
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@arguments.as_json
 def prune(
-    url: Url,
-    keep_last: Annotated[
-        int | None, typer.Option("--keep-last", min=1, metavar="K", help="Keep the K newest checkpoints.")
-    ] = None,
-    keep_every: Annotated[
-        int | None, typer.Option("--keep-every", min=1, metavar="STEPS", help="Keep the first of every so many steps.")
-    ] = None,
-    keep_best: Annotated[
-        list[str] | None,
-        typer.Option("--keep-best", metavar="METRIC:K[:min]", help="Keep the K best by a metric, or by loss:K:min."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
-    as_json: Json = False,
+    url: str, keep_last: int | None, keep_every: int | None, keep_best: Sequence[str], dry_run: bool, as_json: bool
 ) -> Verb:
-    """Forget the checkpoints that no option keeps, and delete their data and that of dead attempts."""
-    policies = _policies(keep_last, keep_every, keep_best or [])
+    """Forget the checkpoints of the store URL that no option keeps, and delete their data and that of dead attempts."""
+    policies = _policies(keep_last, keep_every, keep_best)
 
-    def verb() -> int:
+    def pruned() -> int:
         from incremental_ckpt.cli import tables
+        from incremental_ckpt.cli.places import open_repository
         from incremental_ckpt.pruning import prune
 
-        report = prune(_repository(url, read_only=dry_run), policies, dry_run=dry_run)
+        repository = open_repository(url, read_only=dry_run)
+        report = prune(repository, policies, dry_run=dry_run)
         if as_json:
             plan = dataclasses.asdict(report.plan)
             plan["removals"] = [{**r, "keys": len(r["keys"])} for r in plan["removals"]]
@@ -92,119 +97,149 @@ def prune(
             _print_json(facts | {"bytes": report.plan.bytes, "orphan_bytes": report.plan.orphan_bytes})
         else:
             tables.show_prune(url, report)
+            _say_which_metrics_are_unknown(repository, policies, report.plan.kept)
         if report.failures:
             more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
             print_error(f"not all could be deleted{more}, the next prune tries again: {report.failures[0]}")
             return CODES[StorageError]
         return 0
 
-    return verb
+    return pruned
 
 
-def export(
-    url: Url,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A file (torch) or folder that does not exist yet.")],
-    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="torch, safetensors or dcp.")] = "torch",
-    seq: Seq = None,
-    optimizer: Annotated[bool, typer.Option("--optimizer", help="Also the state of the optimizers.")] = False,
-    as_json: Json = False,
-) -> Verb:
-    """Write the model for others: torch.save's file, safetensors, or a torch.distributed.checkpoint directory."""
-    if form not in ("torch", "safetensors", "dcp"):
-        raise UsageError(f"--format must be torch, safetensors or dcp, not {form!r}")
+@verb(
+    "export",
+    "Write the model for others.",
+    "ickpt export runs/17 model.pt",
+    "ickpt export runs/17 model --format safetensors --seq 4",
+)
+@arguments.url
+@path_argument("out", "OUT")
+@click.option(
+    "--format", "form", type=click.Choice(_FORMATS), default="torch", show_default=True, help="What is written to OUT."
+)
+@arguments.seq
+@click.option("--optimizer", is_flag=True, help="Also the state of the optimizers.")
+@arguments.as_json
+def export(url: str, out: Path, form: str, seq: int | None, optimizer: bool, as_json: bool) -> Verb:
+    """Write the model in the store URL to OUT for others: a file of torch.save, or a folder of safetensors or of
+    torch.distributed.checkpoint. OUT must not exist yet."""
 
-    def verb() -> int:
-        repository = _repository(url, read_only=True)
+    _check_out(out)
+
+    def exported() -> int:
+        from incremental_ckpt.cli.places import open_repository
+
+        repository = open_repository(url)
         report = _torch_verb("exporting", "export")(repository, out, form, seq, optimizer=optimizer)
         if as_json:
             return _print_json(report)
         from incremental_ckpt.cli import text
 
-        typer.echo(
+        click.echo(
             f"seq {report.seq} (step {report.step}) is in {text.printable(str(out))}: {report.format}, "
             f"{text.count(report.tables, 'table')}, {text.count(report.tensors, 'other tensor')}, "
             f"{'with' if report.optimizer else 'without'} optimizers, {text.size(report.bytes)}"
         )
         return 0
 
-    return verb
+    return exported
 
 
-def import_(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A torch file, safetensors, or a DCP directory.")],
-    url: Url,
-    table: Annotated[
-        list[str] | None,
-        typer.Option("--table", metavar="NAME", help="What is a table: its tensor's name without .weight; * and ?."),
-    ] = None,
-    no_tables: Annotated[bool, typer.Option("--no-tables", help="The model has no tables.")] = False,
-    step: Annotated[int, typer.Option("--step", min=0, metavar="N", help="The training step it was saved at.")] = 0,
-    as_json: Json = False,
-) -> Verb:
-    """Make a saved model the first checkpoint of an empty store."""
+@verb(
+    "import",
+    "Begin a store with a saved model.",
+    "ickpt import model.pt runs/18 --table 'towers.*.users'",
+    "ickpt import exported runs/18 --step 5000",
+)
+@path_argument("source", "IN")
+@arguments.url
+@click.option(
+    "--table", metavar="NAME", multiple=True, help="What is a table: its tensor's name without .weight; * and ?."
+)
+@click.option("--no-tables", is_flag=True, help="The model has no tables.")
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Training step of the model."
+)
+@arguments.as_json
+def import_(source: Path, url: str, table: Sequence[str], no_tables: bool, step: int, as_json: bool) -> Verb:
+    """Make the saved model IN (a torch file, safetensors, or a DCP directory) the first checkpoint of the empty store
+    URL."""
+    if table and no_tables:
+        raise click.UsageError("--table and --no-tables exclude each other")
 
-    def verb() -> int:
-        from incremental_ckpt.cli import facts, text
+    def imported() -> int:
+        from incremental_ckpt.cli import text
+        from incremental_ckpt.cli.catalogue import checkpoint_json
+        from incremental_ckpt.cli.places import open_repository
 
-        import_checkpoint = _torch_verb("importing", "import_checkpoint")
-        chosen = [] if no_tables else table
-        report = import_checkpoint(source, _repository(url, may_be_new=True), tables=chosen, step=step)
+        chosen = [] if no_tables else list(table) or None
+        repository = open_repository(url, read_only=False, may_be_new=True)
+        report = _torch_verb("importing", "import_checkpoint")(source, repository, tables=chosen, step=step)
         info = report.checkpoint
         if as_json:
             told = {"tables": report.tables, "tensors": report.tensors, "optimizer": report.optimizer}
-            return _print_json({"checkpoint": facts.checkpoint_json(info), **told})
-        typer.echo(
+            return _print_json({"checkpoint": checkpoint_json(info, None), **told})
+        click.echo(
             f"seq {info.seq} (step {info.step}) of {text.printable(url)}: {text.size(info.bytes)}, "
             f"{text.count(len(report.tables), 'table')}, {text.count(report.tensors, 'other tensor')}"
         )
         for name in report.tables:
-            typer.echo(f"  table {text.printable(name)}")
+            click.echo(f"  table {text.printable(name)}")
         if not report.optimizer:
-            typer.echo("without optimizers: resume it with strict=False, then the next save is complete")
+            click.echo("without optimizers: resume it with strict=False, then the next save is complete")
         return 0
 
-    return verb
+    return imported
 
 
-def diff(
-    url: Url,
-    first: Annotated[int, typer.Argument(min=1, metavar="A", help="Number of a checkpoint.")],
-    second: Annotated[int, typer.Argument(min=1, metavar="B", help="Number of another one.")],
-    as_json: Json = False,
-) -> Verb:
-    """Count the rows that differ between two checkpoints, table by table."""
+@verb("diff", "Count rows that differ between two checkpoints.", "ickpt diff runs/17 4 5")
+@arguments.url
+@click.argument("first", type=click.IntRange(min=1), metavar="A")
+@click.argument("second", type=click.IntRange(min=1), metavar="B")
+@arguments.as_json
+def diff(url: str, first: int, second: int, as_json: bool) -> Verb:
+    """Count the rows that differ between the checkpoints numbered A and B of the store URL, table by table."""
 
-    def verb() -> int:
+    def compared() -> int:
         from incremental_ckpt.cli import tables
+        from incremental_ckpt.cli.places import open_repository
         from incremental_ckpt.comparison import compare
 
-        found = compare(_repository(url, read_only=True), first, second)
+        found = compare(open_repository(url), first, second)
         if as_json:
             return _print_json([dataclasses.asdict(each) for each in found])
         tables.show_differences(found)
         return 0
 
-    return verb
+    return compared
 
 
-VERBS: Sequence[tuple[str, str, Callable[..., Verb]]] = (
-    ("compact", "Turn a chain into an equivalent base.", compact),
-    ("prune", "Forget old checkpoints and free their space.", prune),
-    ("export", "Write the model for others.", export),
-    ("import", "Begin a store with a saved model.", import_),
-    ("diff", "Count rows that differ between two checkpoints.", diff),
-)
-"""Name, short help and function of each verb."""
+COMMANDS: Sequence[click.Command] = (compact, prune, export, import_, diff)
 
 
-def _repository(url: str, *, read_only: bool = False, may_be_new: bool = False) -> Repository:
-    from incremental_ckpt.repository import Repository
-    from incremental_ckpt.storage import LocalStore, open_store
+def _check_out(out: Path) -> None:
+    """Refuse before a store is opened.
 
-    store = open_store(url, read_only=read_only)
-    if isinstance(store, LocalStore) and not may_be_new and not Path(store.url).exists():
-        raise NotFoundError(f"{url} does not exist: check the path (a run that has saved nothing yet has no folder)")
-    return Repository(store)
+    Raises:
+        UsageError: something has this name.
+        StorageError: nothing can be written there.
+    """
+    try:
+        taken = "symbolic link" if out.is_symlink() else "folder" if out.is_dir() else "file" if out.exists() else ""
+        above = next(place for place in out.absolute().parents if place.exists())
+        writable = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {out}: {error.strerror}. Nothing was touched: choose another place"
+        ) from error
+    if taken:
+        raise click.UsageError(
+            f"OUT must not exist, and {str(out)!r} is a {taken}: nothing was touched. Give another name, or remove it"
+        )
+    if not writable:
+        why = "not writable by this user" if above.is_dir() else "a file, not a folder"
+        raise StorageError(f"cannot write {out}: {above} is {why}. Nothing was touched: choose another place")
 
 
 def _torch_verb(module: str, name: str) -> Callable[..., Any]:
@@ -219,10 +254,10 @@ def _torch_verb(module: str, name: str) -> Callable[..., Any]:
 
 
 def _print_json(value: object) -> int:
-    from incremental_ckpt.cli import facts
+    from incremental_ckpt.cli.documents import to_json
 
     plain = dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-    typer.echo(facts.to_json(plain))
+    click.echo(to_json(plain))
     return 0
 
 
@@ -241,19 +276,36 @@ def _compacted(url: str, report: dict[str, Any]) -> str:
 def _size(size: str) -> int:
     match = _SIZE.fullmatch(size.strip())
     if match is None:
-        raise UsageError(f"--memory must be a size such as 512MiB or 2GB, not {size!r}")
+        raise click.UsageError(f"--memory must be a size such as 512MiB or 2GB, not {size!r}")
     unit = match[2] or ""
     found = int(float(match[1]) * (_BINARY_UNITS.get(unit) or _UNITS[unit]))
     if found < 64 * 2**20:
-        raise UsageError(f"--memory must be 64MiB at least, not {size!r}")
+        raise click.UsageError(f"--memory must be 64MiB at least, not {size!r}")
     return found
 
 
 def _part(shard: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", shard)
     if match is None or int(match[1]) >= int(match[2]):
-        raise UsageError(f"--shard must be I/N with I from 0 to N-1, such as 0/4, not {shard!r}")
+        raise click.UsageError(f"--shard must be I/N with I from 0 to N-1, such as 0/4, not {shard!r}")
     return int(match[1]), int(match[2])
+
+
+def _say_which_metrics_are_unknown(repository: Repository, policies: Sequence[Keep], kept: Sequence[int]) -> None:
+    """A metric that no checkpoint has keeps all: most often it is misspelt."""
+    from incremental_ckpt.cli import text
+    from incremental_ckpt.policy import KeepBest
+
+    names = {policy.metric for policy in policies if isinstance(policy, KeepBest)} - {"loss"}
+    if not names or not kept:
+        return
+    known: set[str] = set()
+    for seq in kept:
+        with suppress(CorruptionError, NotFoundError):  # the plan tells of those
+            known |= repository.manifest(seq).metrics.keys()
+    for name in sorted(names - known):
+        others = ", ".join(map(text.printable, sorted(known))) or "none"
+        click.echo(f"note     no checkpoint has the metric {text.printable(name)}, so all are kept (metrics: {others})")
 
 
 def _policies(last: int | None, every: int | None, best: Sequence[str]) -> list[Keep]:
@@ -267,8 +319,8 @@ def _policies(last: int | None, every: int | None, best: Sequence[str]) -> list[
     for each in best:
         match = re.fullmatch(r"(.+?):([1-9][0-9]{0,8})(?::(min|max))?", each)
         if match is None:
-            raise UsageError(f"--keep-best must be METRIC:K or METRIC:K:min, not {each!r}")
+            raise click.UsageError(f"--keep-best must be METRIC:K or METRIC:K:min, not {each!r}")
         found.append(KeepBest(int(match[2]), match[1], "min" if match[3] == "min" else "max"))
     if not found:
-        raise UsageError("say what to keep: --keep-last K, --keep-every STEPS or --keep-best METRIC:K")
+        raise click.UsageError("say what to keep: --keep-last K, --keep-every STEPS or --keep-best METRIC:K")
     return found

@@ -26,7 +26,9 @@ def pack(codes: Codes, bits: int, into: Codes) -> None:
         packed = np.bitwise_or.reduce([((words >> (8 * i)) & 7) << (3 * i) for i in range(8)])
         into[...] = packed.view(np.uint8).reshape(*packed.shape, 8)[..., :3].reshape(len(codes), -1)[:, : into.shape[1]]
     elif bits == 4:
-        np.copyto(into, words | (words >> 4), casting="unsafe")
+        pairs = words >> 4
+        pairs |= words
+        np.copyto(into, pairs, casting="unsafe")
     else:
         np.copyto(into, words | (words >> 6) | (words >> 12) | (words >> 18), casting="unsafe")
 

@@ -1,11 +1,13 @@
 """The grid of a row: a step and an offset, of 16 bits each, whose levels lie close to the row's elements.
 
-It must not know records or packing. All rows of a block are searched side by side: elements lie in the first axis, rows
-in the second, so that what belongs to a row is a vector beside a matrix and no loop runs over rows.
+It must not know records or packing. Where a better grid than the row's span is sought, all rows of a block are searched
+side by side: elements lie in the first axis, rows in the second, so that what belongs to a row is a vector beside a
+matrix and no loop runs over rows.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 
@@ -19,6 +21,8 @@ _LEAST_STEP = 31 << 23
 _STEP_SHIFT = 14
 _MOST_STEP = 0xFFFF
 _MOST_OFFSET = 0x7FFF
+_LEAST_WIDTH_BY_ROWS = 32
+"""Below, what numpy spends on each row outweighs laying the rows side by side."""
 _ZERO = np.float32(0)
 _HALF = np.float32(0.5)
 
@@ -58,12 +62,20 @@ class Fit:
 
 @dataclass
 class _Grid:
-    """Per row: step, offset in steps, and their codes before they are cut to 16 bits."""
+    """Per row: step, its reciprocal, offset in steps, and their codes before they are cut to 16 bits."""
 
     step: Float32s
+    per_step: Float32s
     offset: Float32s
     step_codes: _Ints
     offset_codes: Float32s
+
+    def places(self, lowest: Float32s, highest: Float32s) -> tuple[Float32s, Float32s]:
+        """Where elements lie on the grid, in steps from its lowest level."""
+        return lowest * self.per_step - self.offset, highest * self.per_step - self.offset
+
+    def fit(self, held: _Mask, constant: _Mask) -> Fit:
+        return Fit(self.step_codes.astype(np.uint16), self.offset_codes.astype(np.int16), held, constant)
 
 
 class GridSearch:
@@ -96,36 +108,59 @@ class GridSearch:
             codes: ``[n, width]``, rows without gaps.
             memory: for one block at a time.
         """
-        block = _Block(values, memory)
-        lowest = block.fold(np.minimum, block.elements) + np.float32(0)
-        highest = block.fold(np.maximum, block.elements)
-        span = highest - lowest
-        grid = self._grid(span / self._highest, lowest)
-        held = self._usable(grid, lowest, highest)
-        chosen = block.scratch(0)
-        self._codes(block, grid, chosen)
         # A row of 16-bit elements off its grid by rounding finds it again by least squares, not by its two ends.
         rounds = max(self._rounds, 2) if dtype in ("float16", "bfloat16") else self._rounds
+        if rounds or values.shape[1] < _LEAST_WIDTH_BY_ROWS:
+            return self._fit_side_by_side(values, dtype, codes, memory, rounds)
+        return self._fit_span(values, codes, memory)
+
+    def _fit_span(self, values: Float32s, codes: npt.NDArray[np.uint8], memory: Memory) -> Fit:
+        values = np.ascontiguousarray(values)
+        lowest, highest = _ends(values)
+        grid, span = self._spanning(lowest, highest)
+        first, last = grid.places(lowest, highest)
+        places = memory.floats[0, : values.size].reshape(values.shape)
+        np.multiply(values, grid.per_step[:, None], out=places)
+        places -= grid.offset[:, None]
+        np.rint(places, out=places)
+        # The lowest is half a unit of the offset from 0 at most. The highest may round to Q + 1, but hardly ever does.
+        if (last >= self._highest + _HALF).any():
+            np.clip(places, _ZERO, self._highest, out=places)
+        np.copyto(codes, places, casting="unsafe")
+        return grid.fit(self._usable(grid, first, last), span == 0)
+
+    def _fit_side_by_side(
+        self, values: Float32s, dtype: str, codes: npt.NDArray[np.uint8], memory: Memory, rounds: int
+    ) -> Fit:
+        block = _Block(values, memory)
+        lowest, highest = block.fold(np.minimum, block.elements), block.fold(np.maximum, block.elements)
+        grid, span = self._spanning(lowest, highest)
+        held = self._usable(grid, *grid.places(lowest, highest))
+        chosen = block.scratch(0)
+        self._codes(block, grid, chosen)
         if rounds:
             per_span = self._highest / span
             step, base = self._search(block, lowest, per_span, rounds)
             base = lowest + base / per_span
             # A row of squares must not come back with a negative element.
-            base = np.where((lowest >= 0) & (base < 0), np.float32(0), base)
+            base = np.where((lowest >= 0) & (base < 0), _ZERO, base)
             other = self._grid(step / per_span, base)
             codes_of_other = block.scratch(1)
             self._codes(block, other, codes_of_other)
-            better = self._usable(other, lowest, highest) & (
+            better = self._usable(other, *other.places(lowest, highest)) & (
                 self._error(block, other, codes_of_other, per_span, dtype)
                 < self._error(block, grid, chosen, per_span, dtype)
             )
-            np.copyto(grid.step, other.step, where=better)
-            np.copyto(grid.offset, other.offset, where=better)
             np.copyto(grid.step_codes, other.step_codes, where=better)
             np.copyto(grid.offset_codes, other.offset_codes, where=better)
-            self._codes(block, grid, chosen)
+            np.copyto(chosen, codes_of_other, where=block.spread(better))
         block.to_rows(chosen, codes)
-        return Fit(grid.step_codes.astype(np.uint16), grid.offset_codes.astype(np.int16), held, span == 0)
+        return grid.fit(held, span == 0)
+
+    def _spanning(self, lowest: Float32s, highest: Float32s) -> tuple[_Grid, Float32s]:
+        """The grid from lowest to highest element, and their distance."""
+        span = highest - lowest
+        return self._grid(span / self._highest, lowest), span
 
     def _grid(self, step: Float32s, base: Float32s) -> _Grid:
         """The storable grid nearest to one with this step and this lowest level."""
@@ -133,23 +168,24 @@ class GridSearch:
         step_codes = (bits - np.int32(_LEAST_STEP)) >> _STEP_SHIFT
         step = ((bits >> _STEP_SHIFT) << _STEP_SHIFT).view(np.float32)
         offset_codes = np.rint(base / (step * self._unit))
-        return _Grid(step, offset_codes * self._unit, step_codes, offset_codes)
+        return _Grid(step, 1 / step, offset_codes * self._unit, step_codes, offset_codes)
 
-    def _usable(self, grid: _Grid, lowest: Float32s, highest: Float32s) -> _Mask:
+    def _usable(self, grid: _Grid, first: Float32s, last: Float32s) -> _Mask:
         """Both ends of the codes are used: the grid can be told from the decoded row, so encoding that again gives the
-        same record. False where anything is NaN."""
-        per_step = 1 / grid.step
-        usable: _Mask = (
-            (grid.step_codes > 0)
-            & (grid.step_codes <= _MOST_STEP)
-            & (np.abs(grid.offset_codes) <= _MOST_OFFSET)
-            & (lowest * per_step - grid.offset <= _HALF)
-            & (highest * per_step - grid.offset > self._highest - _HALF)
-        )
+        same record. False where anything is NaN.
+
+        Args:
+            first, last: the places of the row's lowest and highest element.
+        """
+        usable: _Mask = grid.step_codes > 0
+        usable &= grid.step_codes <= _MOST_STEP
+        usable &= np.abs(grid.offset_codes) <= _MOST_OFFSET
+        usable &= first <= _HALF
+        usable &= last > self._highest - _HALF
         return usable
 
     def _codes(self, block: _Block, grid: _Grid, out: Float32s) -> None:
-        np.multiply(block.elements, block.spread(1 / grid.step), out=out)
+        np.multiply(block.elements, block.spread(grid.per_step), out=out)
         out -= block.spread(grid.offset)
         self._rounded(out)
 
@@ -212,6 +248,25 @@ class GridSearch:
         return step, base
 
 
+def _ends(values: Float32s) -> tuple[Float32s, Float32s]:
+    """Lowest and highest element of each row; one of them is NaN where the row has a NaN.
+
+    The bits of floats sort like integers but for the sign: as signed ones, positive numbers come last and ascend; as
+    unsigned ones, negative numbers come last and descend. Integers fold at twice the speed of floats.
+    """
+    count, width = values.shape
+    starts = np.arange(0, count * width, width)
+    signed, unsigned = values.reshape(-1).view(np.int32), values.reshape(-1).view(np.uint32)
+    highest = np.maximum.reduceat(signed, starts)
+    lowest = np.maximum.reduceat(unsigned, starts).view(np.int32)
+    one_sign = (highest ^ lowest) >= 0
+    if one_sign.any():
+        nearest_zero = np.minimum.reduceat(unsigned, starts).view(np.int32)
+        np.copyto(lowest, nearest_zero, where=one_sign & (nearest_zero >= 0))
+        np.copyto(highest, nearest_zero, where=one_sign & (nearest_zero < 0))
+    return lowest.view(np.float32), highest.view(np.float32)
+
+
 class Memory:
     """Reused from block to block, so that no page is faulted in twice.
 
@@ -221,7 +276,10 @@ class Memory:
 
     def __init__(self, elements: int) -> None:
         self.floats = np.empty((5, elements), dtype=np.float32)
-        self.bytes = np.empty(elements, dtype=np.uint8)
+        self.bytes = np.empty((2, elements), dtype=np.uint8)
+
+    def codes(self, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        return self.bytes[1, : math.prod(shape)].reshape(shape)
 
 
 class _Block:
@@ -255,7 +313,9 @@ class _Block:
 
     def fold(self, operation: np.ufunc, elements: Float32s) -> Float32s:
         """One number per row, by a fixed order of operations: it depends on the row alone."""
-        folded: Float32s = operation.reduce(elements, axis=0)
+        # A single column is contiguous, and numpy sums that in another order.
+        lone = elements.shape[1] == 1
+        folded: Float32s = operation.accumulate(elements)[-1] if lone else operation.reduce(elements)
         if self._lanes == 1:
             return folded
         lanes = folded.reshape(self.count, 4)
@@ -263,7 +323,7 @@ class _Block:
         return both
 
     def to_rows(self, codes: Float32s, out: npt.NDArray[np.uint8]) -> None:
-        small = self._shaped(self._memory.bytes)
+        small = self._shaped(self._memory.bytes[0])
         np.copyto(small, codes, casting="unsafe")
         if self._lanes == 4:
             np.copyto(out.view(np.uint32), small.view(np.uint32).T)

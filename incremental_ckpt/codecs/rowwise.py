@@ -46,9 +46,14 @@ class RowwiseCodec:
     def decode(self, records: np.ndarray, field: Field) -> np.ndarray:
         values = np.empty((len(records), field.width), dtype=in_dtype(np.empty(0, np.float32), field.dtype).dtype)
         step = max(1, _BLOCK_BYTES // (4 * field.width))
+        float32s = None if field.dtype == "float32" else np.empty((min(step, len(records)), field.width), np.float32)
         for start in range(0, len(records), step):
             block = slice(start, start + step)
-            values[block] = in_dtype(self._decode_block(records[block], field.width), field.dtype)
+            part = records[block]
+            if float32s is None:
+                self._decode_block(part, values[block])
+            else:
+                values[block] = in_dtype(self._decode_block(part, float32s[: len(part)]), field.dtype)
         return values
 
     def _encode_block(self, rows: np.ndarray, field: Field, records: np.ndarray, memory: Memory) -> _Mask:
@@ -59,18 +64,20 @@ class RowwiseCodec:
         if field.dtype == "float64":
             constant = np.flatnonzero(held & ~records[:, :2].any(axis=1))
             held[constant] = (numbers_of(rows[constant], field) == values[constant]).all(axis=1)
-        records[~held] = 0
+        if not held.all():
+            records[~held] = 0
         return held
 
     def _quantize(self, values: Float32s, field: Field, records: np.ndarray, memory: Memory) -> _Mask:
         """Fill in records; return which of them hold their rows."""
         payload = records[:, HEADER_BYTES:]
-        codes = payload if self._bits == 8 else np.empty(values.shape, dtype=np.uint8)
+        codes = payload if self._bits == 8 else memory.codes(values.shape)
         fit = self._search.fit(values, field.dtype, codes, memory)
         if self._bits < 8:
             pack(codes, self._bits, payload)
-        header = np.stack([fit.step_codes, fit.offset_codes.view(np.uint16)], axis=1).astype("<u2")
-        records[:, :HEADER_BYTES] = header.view(np.uint8)
+        header = records[:, :HEADER_BYTES].view("<u2")
+        header[:, 0] = fit.step_codes
+        header[:, 1] = fit.offset_codes.view(np.uint16)
         held = fit.held
         constant = np.flatnonzero(fit.constant)
         if records.shape[1] >= _CONSTANT.stop:
@@ -100,18 +107,19 @@ class RowwiseCodec:
 
     def _kept(self, records: np.ndarray, field: Field) -> Float32s:
         """What a table of the field's dtype has after a restore, as float32."""
-        kept: Float32s = in_dtype(self._decode_block(records, field.width), field.dtype).astype(np.float32)
+        values = self._decode_block(records, np.empty((len(records), field.width), np.float32))
+        kept: Float32s = in_dtype(values, field.dtype).astype(np.float32)
         return kept
 
-    def _decode_block(self, records: np.ndarray, width: int) -> Float32s:
+    def _decode_block(self, records: np.ndarray, into: Float32s) -> Float32s:
         header = np.ascontiguousarray(records[:, :HEADER_BYTES]).view("<u2")
-        values = unpack(records[:, HEADER_BYTES:], self._bits, width).astype(np.float32)
-        values += offset_of(header[:, 1].view("<i2"), self._bits)[:, None]
-        values *= step_of(header[:, 0])[:, None]
+        into[...] = unpack(records[:, HEADER_BYTES:], self._bits, into.shape[1])
+        into += offset_of(header[:, 1].view("<i2"), self._bits)[:, None]
+        into *= step_of(header[:, 0])[:, None]
         constant = np.flatnonzero(header[:, 0] == 0)
         if constant.size and records.shape[1] >= _CONSTANT.stop:
-            values[constant] = np.ascontiguousarray(records[constant, _CONSTANT]).view("<f4")
-        return values
+            into[constant] = np.ascontiguousarray(records[constant, _CONSTANT]).view("<f4")
+        return into
 
 
 _SHRINKS = (0.0, 0.25, 0.5)

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from incremental_ckpt.exporting.content import Content, Rows
+from incremental_ckpt.exporting.torch_file import incomplete
 
 
 def write(content: Content, out: Path) -> None:
@@ -43,7 +44,8 @@ def write(content: Content, out: Path) -> None:
         try:
             save(stand_in(whole, ""), storage_writer=writer, planner=_Planner(rows), no_dist=True)
         except CheckpointException as error:
-            raise next(cause for cause, _ in error.failures.values()) from None
+            cause = next(cause for cause, _ in error.failures.values())
+            raise (incomplete(cause) if isinstance(cause, RuntimeError) else cause) from None
 
 
 class _Planner(DefaultSavePlanner):

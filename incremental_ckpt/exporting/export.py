@@ -5,6 +5,7 @@ It must not know the formats themselves.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shutil
@@ -72,7 +73,7 @@ def export(
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     place = Path(out)
     if place.exists() or place.is_symlink():
-        raise StorageError(f"{place} exists: give a new name, nothing is ever overwritten")
+        raise StorageError(f"{place} exists, and nothing is ever overwritten: nothing was touched. Give another name")
     wanted = repository.resolve(seq)
     write = importlib.import_module(f"incremental_ckpt.exporting.{_WRITERS[format]}").write
 
@@ -102,5 +103,8 @@ def _write_whole(content: Content, place: Path, write: Callable[[Content, Path],
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        raise StorageError(f"cannot write {place}: {error.strerror or error}") from error
+        full = (
+            " Free space, or choose another place." if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+        )
+        raise StorageError(f"cannot write {place}: {error.strerror or error}.{full} Nothing is left of it") from error
     return size

@@ -5,13 +5,14 @@ It must not know where the tensors come from.
 
 from __future__ import annotations
 
+import errno
 import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from incremental_ckpt.errors import MismatchError, StorageError
+from incremental_ckpt.errors import MismatchError
 from incremental_ckpt.exporting.content import Content, Rows
 
 
@@ -19,7 +20,7 @@ def write(content: Content, out: Path) -> None:
     """
     Raises:
         MismatchError: the model has extra state that torch.load refuses without pickle.
-        StorageError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     model = {**{name: rows.read_all() for name, rows in content.tables.items()}, **content.dense}
     whole: dict[str, Any] = model
@@ -28,9 +29,7 @@ def write(content: Content, out: Path) -> None:
     try:
         torch.save(whole, out)
     except RuntimeError as error:  # torch's writer does not say what the system said
-        raise StorageError(
-            f"cannot write {out}: {error}. Is the disk full? The file is incomplete: delete it", retryable=False
-        ) from error
+        raise incomplete(error) from error
     del model, whole
     try:
         torch.load(out, weights_only=True, mmap=True, map_location="cpu")
@@ -39,6 +38,11 @@ def write(content: Content, out: Path) -> None:
             f"a torch file of this checkpoint could be loaded with pickle only ({error}). Export as 'safetensors', "
             "which keeps what is not a tensor apart"
         ) from error
+
+
+def incomplete(error: RuntimeError) -> OSError:
+    """What torch's writer means where it cannot write on."""
+    return OSError(errno.EIO, f"torch could not write all of it ({error}). Is the disk full?")
 
 
 def _read(value: Any) -> Any:

@@ -15,7 +15,7 @@ import xxhash
 
 from incremental_ckpt.errors import CorruptionError
 from incremental_ckpt.format.members import MAX_INT, MalformedError, Members, integer
-from incremental_ckpt.format.rank_manifest import MAX_DIMENSIONS, Pack, Span
+from incremental_ckpt.format.rank_facts import MAX_DIMENSIONS, Pack, Span
 from incremental_ckpt.format.sealed import parse_json
 from incremental_ckpt.model import DTYPE_BYTES
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from incremental_ckpt.format.rank_manifest import Entry, ShardEntries
+from incremental_ckpt.format.rank_facts import Entry, ShardEntries
 
 Ids = npt.NDArray[np.int64]
 RowIds = Callable[[int, ShardEntries, int], Ids]

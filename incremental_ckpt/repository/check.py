@@ -6,7 +6,7 @@ It must not know models, ranks or threads, and must not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from incremental_ckpt.errors import CheckpointError, StorageError
@@ -17,7 +17,8 @@ from incremental_ckpt.model import Field
 from incremental_ckpt.repository.read import ChainShards, TableChain, chain_ranks, read_span
 
 if TYPE_CHECKING:
-    from incremental_ckpt.repository.core import Link, Listing, Repository
+    from incremental_ckpt.repository.core import Link, Repository
+    from incremental_ckpt.repository.listing import Listing
 
 Progress = Callable[[int, int, int], None]
 """``progress(checkpoints done, checkpoints in all, bytes read)``."""
@@ -42,7 +43,7 @@ class CheckReport:
     Attributes:
         checkpoints: how many visible checkpoints there are.
         problems: everything that is wrong.
-        restorable: numbers that can be restored, ascending.
+        restorable: numbers that can be restored, ascending; by their chain, where an equivalent base is damaged.
         damaged: all other visible numbers, ascending.
         objects: how many objects were looked at.
         bytes_read: how many bytes were read.
@@ -68,7 +69,7 @@ class _Check:
         self._deep = deep
         self._progress = progress
         self._broken: dict[str, list[Problem]] = {}
-        self._uncovered: dict[str, list[Problem]] = {}
+        self._uncovered: dict[tuple[str, str], list[Problem]] = {}
         self._layouts: dict[str, frozenset[_Part]] = {}
         self._same: dict[frozenset[_Part], frozenset[_Part]] = {}
         self._done = 0
@@ -84,7 +85,8 @@ class _Check:
         for self._done, seq in enumerate(listing.seqs):
             self._report()
             found = self._chain(seq, listing)
-            (damaged if found else restorable).append(seq)
+            whole = not found or self._is_whole_without_damaged_bases(seq, listing)
+            (restorable if whole else damaged).append(seq)
             problems.update(dict.fromkeys(found))
         self._done = self._total
         self._report()
@@ -109,6 +111,15 @@ class _Check:
             return found or self.coverage(links)
         except CheckpointError as error:
             return [_problem(seq, layout.manifest_key(seq), error)]
+
+    def _is_whole_without_damaged_bases(self, seq: int, listing: Listing) -> bool:
+        """An equivalent base that is damaged is passed over by a resume, as long as the chain that it stands for is
+        there."""
+        below = sorted(base for base in listing.bases if base <= seq)
+        return any(
+            not self._chain(seq, replace(listing, bases=frozenset(below[:count])))
+            for count in reversed(range(len(below)))
+        )
 
     def own(self, manifest: Manifest) -> list[Problem]:
         """Problems of what a manifest names itself, found once."""
@@ -173,13 +184,14 @@ class _Check:
 
         A delta on a chain that covers the same tables needs no look at rows: checking n deltas in a row takes n steps.
         """
+        begin = links[0].tables.digest
         for end, link in enumerate(links, 1):
-            digest = link.manifest.digest
-            if digest not in self._uncovered:
+            chain = (begin, link.manifest.digest)
+            if chain not in self._uncovered:
                 inherits = end > 1 and self._layout(link) == self._layout(links[end - 2])
-                before = self._uncovered[links[end - 2].manifest.digest] if inherits else []
-                self._uncovered[digest] = before or ([] if inherits else self._missing_rows(links[:end]))
-        return self._uncovered[links[-1].manifest.digest]
+                before = self._uncovered[begin, links[end - 2].manifest.digest] if inherits else []
+                self._uncovered[chain] = before or ([] if inherits else self._missing_rows(links[:end]))
+        return self._uncovered[begin, links[-1].manifest.digest]
 
     def _layout(self, link: Link) -> frozenset[_Part]:
         digest = link.tables.digest

@@ -6,53 +6,31 @@ It must not know models, ranks or threads, and must not import torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TypeVar
 
 import numpy as np
 
-from incremental_ckpt.errors import ConflictError, CorruptionError, FormatError, NotFoundError, SaveError, StorageError
+from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, SaveError, StorageError
 from incremental_ckpt.format import layout
-from incremental_ckpt.format.manifest import (
-    FORMAT,
-    Lineage,
-    Manifest,
-    RankManifest,
-    RankRef,
-    RepoFile,
-    Resume,
-    Wanted,
-    ancestors,
-)
-from incremental_ckpt.format.sealed import MAX_BYTES, digest_of
-from incremental_ckpt.model import CheckpointInfo, CheckpointRef
+from incremental_ckpt.format.manifest import Manifest, RankManifest, RankRef, Wanted
+from incremental_ckpt.format.markers import Resume
+from incremental_ckpt.format.sealed import digest_of
+from incremental_ckpt.model import CheckpointInfo
 from incremental_ckpt.repository.check import CheckReport, check_repository
+from incremental_ckpt.repository.lineage import read_resume_markers, whole_ancestors, write_resume_marker
+from incremental_ckpt.repository.listing import Listing, check_size, list_checkpoints
 from incremental_ckpt.repository.read import read_table
+from incremental_ckpt.repository.repo_file import is_repository, make_repository
 from incremental_ckpt.storage.base import Store
 
 log = logging.getLogger("incremental_ckpt")
 
 _LISTING_RETRIES = 12
 _KNOWN_MANIFESTS = 4096
-_LAST_8_DIGIT_SEQ = 99_999_999
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Listing:
-    """What one listing of ``manifests/`` showed.
-
-    Attributes:
-        seqs: visible numbers, ascending.
-        gone: forgotten numbers.
-        bases: numbers that have an equivalent base.
-    """
-
-    seqs: tuple[int, ...]
-    gone: frozenset[int]
-    bases: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -81,57 +59,7 @@ class Repository:
         self.store = store
         self._manifests: dict[str, Manifest] = {}
         self._too_large: dict[str, int] = {}
-        self._exists = self._recognise()
-
-    def _recognise(self) -> bool:
-        raw = self._repo_file()
-        if raw is None:
-            return False
-        found = RepoFile.from_bytes(raw, layout.REPO)
-        if found.features:
-            raise FormatError(
-                f"{self.store.url} uses features that this version does not know: {', '.join(found.features)}. "
-                "Upgrade incremental_ckpt"
-            )
-        return True
-
-    def _repo_file(self) -> memoryview | None:
-        try:
-            return self._read_repo_file()
-        except NotFoundError:
-            first = next(iter(self.store.list()), None)
-        if first is None:
-            return None
-        try:
-            return self._read_repo_file()  # another job may have created it since, before anything else
-        except NotFoundError:
-            raise FormatError(
-                f"{self.store.url} is not a repository: it has no {layout.REPO}, but holds other objects "
-                f"({first.key!r} and perhaps more). "
-                "Nothing was touched. Give an empty location, or the one that holds the checkpoints"
-            ) from None
-
-    def _read_repo_file(self) -> memoryview:
-        """As this version writes it, in one read of that size; else whatever it is, if it is not too large."""
-        usual = RepoFile(FORMAT, ()).to_bytes()
-        try:
-            if (found := self.store.get(layout.REPO, 0, len(usual))) == usual:
-                return found
-        except CorruptionError:
-            pass  # shorter, as the listing will tell
-        for stored in self.store.list(layout.REPO):
-            if stored.key == layout.REPO:
-                self._check_size(layout.REPO, stored.size)
-        return self.store.get(layout.REPO)
-
-    def _check_size(self, key: str, size: int) -> None:
-        """Raises CorruptionError where an object is too large to be a document: before it is read into memory."""
-        if size > MAX_BYTES:
-            raise CorruptionError(
-                f"{key} in {self.store.url} is damaged: with {size} bytes it is too large. Restore it from a copy, or "
-                "resume an ancestor",
-                key=key, expected=f"at most {MAX_BYTES} bytes", found=f"{size} bytes",
-            )  # fmt: skip
+        self._exists = is_repository(store)
 
     @property
     def exists(self) -> bool:
@@ -141,26 +69,14 @@ class Repository:
     def create(self) -> None:
         """Make an empty store a repository. What exists is left as it is."""
         if not self._exists:
-            self.store.put_if_absent(layout.REPO, [RepoFile(FORMAT, ()).to_bytes()])
-            self._exists = self._recognise()
+            make_repository(self.store)
+            self._exists = is_repository(self.store)
 
     def listing(self, after: int = 0) -> Listing:
         """The numbers above ``after``."""
-        seqs, gone, bases = set(), set(), set()
-        begin = layout.manifest_key(after) if 0 < after < _LAST_8_DIGIT_SEQ else ""
-        for stored in self.store.list(layout.MANIFESTS, after=begin):
-            parsed = layout.parse_key(stored.key)
-            if parsed is None or parsed.seq <= after:
-                continue
-            if stored.size > MAX_BYTES:
-                self._too_large[stored.key] = stored.size
-            if parsed.what == "manifest":
-                seqs.add(parsed.seq)
-            elif parsed.what == "gone":
-                gone.add(parsed.seq)
-            elif parsed.what == "base":
-                bases.add(parsed.seq)
-        return Listing(tuple(sorted(seqs - gone)), frozenset(gone), frozenset(bases))
+        listing, too_large = list_checkpoints(self.store, after)
+        self._too_large |= too_large
+        return listing
 
     def manifest(self, seq: int) -> Manifest:
         """The manifest of a checkpoint, verified.
@@ -173,7 +89,7 @@ class Repository:
 
     def _read_manifest(self, key: str, seq: int) -> Manifest:
         if (known := self._manifests.get(key)) is None:
-            self._check_size(key, self._too_large.get(key, 0))
+            check_size(self.store, key, self._too_large.get(key, 0))
             known = Manifest.from_bytes(self.store.get(key), key)
             if known.seq != seq:
                 raise CorruptionError(
@@ -308,7 +224,7 @@ class Repository:
 
     def rank_manifest(self, ref: RankRef, wanted: Wanted | None = None) -> RankManifest:
         """Args: wanted: which of its shards; None: all."""
-        self._check_size(ref.key, ref.size)
+        check_size(self.store, ref.key, ref.size)
         raw = self.store.get(ref.key, 0, ref.size)
         if wanted is None:
             found = RankManifest.from_bytes(raw, ref.key)
@@ -374,43 +290,16 @@ class Repository:
 
     def write_resume_marker(self, job: str, n: int, *, seq: int, newest: int, now: datetime | None = None) -> None:
         """Tell prune that this job counts from ``seq``, before anything of it is read."""
-        marker = Resume(job, n, seq, newest, now or datetime.now(UTC))
-        self.store.put(layout.resume_key(job, n), [marker.to_bytes()])
+        write_resume_marker(self.store, job, n, seq=seq, newest=newest, now=now)
 
     def resume_markers(self) -> list[Resume]:
         """All resumes of this run, each with the number resumed from and the newest of that time."""
-        stored = [one for one in self.store.list(layout.RESUMES) if layout.parse_key(one.key)]
-        for one in stored:
-            self._check_size(one.key, one.size)
-        return [Resume.from_bytes(self.store.get(one.key), one.key) for one in stored]
+        return read_resume_markers(self.store)
 
     def fallbacks(self, seq: int, listing: Listing) -> Iterator[Manifest]:
         """What may be resumed instead of a damaged ``seq``, best first: its ancestors, and nothing that merely has a
         lower number."""
-        try:
-            behind = set(ancestors(self.manifest(seq).lineage, seq))
-        except (CorruptionError, NotFoundError):
-            behind = self._ancestors_of_unreadable(seq, listing)
-        for lower in sorted((s for s in listing.seqs if s < seq and s in behind), reverse=True):
-            try:
-                yield self.manifest(lower)
-            except (CorruptionError, NotFoundError) as damage:  # not found: a prune has passed
-                log.warning("passing over seq %d: %s", lower, damage)
-
-    def _ancestors_of_unreadable(self, seq: int, listing: Listing) -> set[int]:
-        """The manifest that would tell its lineage is the damaged one. It goes on from the number before it, unless a
-        job has resumed from an older one, or begun anew, when that number was the newest: then nobody can tell, and
-        guessing could go back to an abandoned branch."""
-        before = [s for s in listing.seqs if s < seq]
-        if not before:
-            return set()
-        for marker in self.resume_markers():
-            if marker.newest == before[-1] and marker.seq != before[-1]:
-                return set()
-        try:
-            return set(ancestors(self.manifest(before[-1]).lineage, before[-1]))
-        except CorruptionError:
-            return self._ancestors_of_unreadable(before[-1], listing)
+        return whole_ancestors(self, seq, listing)
 
     def retried(self, read: Callable[[], T], *, on_missing_checkpoint: bool = True) -> T:
         """Run ``read`` again where it misses an object: a prune or a compaction may have passed since its listing.
@@ -460,14 +349,3 @@ class Repository:
             deep: also read every pack and verify every checksum.
         """
         return check_repository(self, deep=deep)
-
-
-def lineage_after(newest: Manifest | None, job: str, resumed: int) -> Sequence[Lineage]:
-    """The lineage of a job that begins when ``newest`` is the newest checkpoint and resumes from ``resumed`` (0: from
-    nothing)."""
-    before = newest.lineage if newest is not None else ()
-    return (*before, Lineage(job, (newest.seq if newest is not None else 0) + 1, resumed))
-
-
-def ref_of(manifest: Manifest) -> CheckpointRef:
-    return CheckpointRef(manifest.seq, manifest.digest)

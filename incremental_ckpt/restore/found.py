@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from incremental_ckpt.errors import CorruptionError, MismatchError
+from incremental_ckpt.errors import CorruptionError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, Place, RankManifest, Wanted
-from incremental_ckpt.model import Field, Shard, Table
+from incremental_ckpt.model import WEIGHT, Difference, Shard, Table
 from incremental_ckpt.repository import Link, Repository
 
 
@@ -125,54 +125,27 @@ def _check_packs(repository: Repository, found: RankManifest) -> None:
 
 
 def compare_tables(
-    found: Mapping[str, Sequence[Shard]], live: Sequence[Table], *, strict: bool, elsewhere: Collection[str] = ()
-) -> list[str]:
-    """What differs between the tables of a checkpoint and of a model, a line each.
+    found: Mapping[str, Sequence[Shard]], live: Sequence[Table], *, elsewhere: Collection[str] = ()
+) -> list[Difference]:
+    """How the tables of a checkpoint and of a model differ in names, shapes and the dtype of their weights.
 
     Args:
         elsewhere: tables of the model that other ranks hold, and compare.
-
-    Raises:
-        MismatchError: shapes or dtypes differ, or (strict) the names do.
     """
     ours = {t.shard.table: t.shard for t in live}
-    names, fatal = [], []
-    for table in sorted(ours.keys() - found.keys()):
-        names.append(f"table {table} ({_shape(ours[table])}) is in the model and not in the checkpoint")
-    for table in sorted(found.keys() - ours.keys() - set(elsewhere)):
-        names.append(f"table {table} ({_shape(found[table][0])}) is in the checkpoint and not in the model")
+    differing = []
     for table in sorted(ours.keys() & found.keys()):
-        a, b = ours[table], found[table][0]
-        if (a.table_rows, a.table_cols) != (b.table_rows, b.table_cols):
-            fatal.append(f"table {table} is {_shape(a)} in the model and {_shape(b)} in the checkpoint")
-            continue
-        mine, theirs = {f.name: f for f in a.fields}, {f.name: f for f in b.fields}
-        for name in sorted(mine.keys() | theirs.keys()):
-            if not _same(mine.get(name), a, theirs.get(name), b):
-                kinds = names if name not in mine or name not in theirs else fatal
-                kinds.append(
-                    f"table {table}: field {name} is {_field(mine.get(name))} in the model and "
-                    f"{_field(theirs.get(name))} in the checkpoint"
-                )
-    if fatal or (strict and names):
-        raise MismatchError(
-            "model and checkpoint differ: "
-            + "; ".join([*fatal, *names])
-            + ("" if fatal else ". strict=False loads what both have")
-        )
-    return names
-
-
-def _same(mine: Field | None, my_shard: Shard, theirs: Field | None, their_shard: Shard) -> bool:
-    if mine is None or theirs is None or mine.dtype != theirs.dtype:
-        return mine is theirs
-    # A field with the table's columns is as wide as its shard, however the columns are cut.
-    return mine.width == theirs.width or (mine.width == my_shard.cols and theirs.width == their_shard.cols)
+        mine, theirs = _shape(ours[table]), _shape(found[table][0])
+        if mine != theirs:
+            differing.append(Difference(f"table {table} is {mine} in the model and {theirs} in the checkpoint", True))
+    for table in sorted(ours.keys() - found.keys()):
+        differing.append(Difference(f"table {table} ({_shape(ours[table])}) is in the model and not in the checkpoint"))
+    for table in sorted(found.keys() - ours.keys() - set(elsewhere)):
+        shape = _shape(found[table][0])
+        differing.append(Difference(f"table {table} ({shape}) is in the checkpoint and not in the model"))
+    return differing
 
 
 def _shape(shard: Shard) -> str:
-    return f"{shard.table_rows} x {shard.table_cols}"
-
-
-def _field(field: Field | None) -> str:
-    return "absent" if field is None else f"{field.dtype}[{field.width}]"
+    dtype = next((f.dtype for f in shard.fields if f.name == WEIGHT), "no weight")
+    return f"{shard.table_rows} x {shard.table_cols} {dtype}"

@@ -12,7 +12,7 @@ import torch
 
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import RankManifest, State
-from incremental_ckpt.format.rank_manifest import SHARED
+from incremental_ckpt.format.rank_facts import SHARED
 from incremental_ckpt.format.tree import from_tree
 from incremental_ckpt.repository import Repository
 from incremental_ckpt.repository.read import read_span

@@ -27,8 +27,8 @@ class Target:
         self._shard = table.shard
         self._field = field
         self._live = table.tensors[field.name].detach()
-        on_cpu = self._live.device.type == "cpu" and self._live.numel() > 0
-        self._bytes = self._live.view(torch.uint8).numpy() if on_cpu else None
+        as_bytes = self._live.device.type == "cpu" and self._live.numel() > 0 and self._live.stride(1) == 1
+        self._bytes = self._live.view(torch.uint8).numpy() if as_bytes else None
         self._itemsize = self._live.element_size()
 
     def split(self, reads: Sequence[Read]) -> tuple[list[tuple[Read, memoryview]], list[Read]]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import numpy as np
-
 from incremental_ckpt.errors import CorruptionError, StorageError
 from incremental_ckpt.storage.base import Buffer
+
+_ZEROED_BELOW = 1 << 16
+"""Bytes, from which on it pays not to fill a buffer with zeros before it is read into."""
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
@@ -82,4 +83,10 @@ def read_target(key: str, into: memoryview, length: int) -> memoryview:
 
 def new_or_given(key: str, length: int, into: memoryview | None) -> memoryview:
     """Where to read ``length`` bytes to: a new buffer, or ``into`` as ``read_target`` checks it."""
-    return np.empty(length, np.uint8).data if into is None else read_target(key, into, length)
+    if into is not None:
+        return read_target(key, into, length)
+    if length < _ZEROED_BELOW:
+        return memoryview(bytearray(length))
+    import numpy as np  # here: loading it takes longer than `ickpt ls` of a thousand checkpoints
+
+    return np.empty(length, np.uint8).data

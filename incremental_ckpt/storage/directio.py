@@ -12,9 +12,13 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # loaded by the first direct write: reading does without it
+    import numpy as np
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
 
 DIRECT_FROM = 1 << 20
 """Objects of this many bytes and more are written past the page cache, so that they do not slow training down."""
@@ -24,8 +28,6 @@ BOUNCE_BYTES = 4 << 20
 _POOLED = 4
 _IOV_MAX = 512
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class _BouncePool:
@@ -40,6 +42,8 @@ class _BouncePool:
         with self._lock:
             buffer = self._free.pop() if self._free else None
         if buffer is None:
+            import numpy as np
+
             buffer = np.frombuffer(mmap.mmap(-1, BOUNCE_BYTES), np.uint8)
         yield buffer
         with self._lock:
@@ -72,6 +76,8 @@ def _set_direct(fd: int, on: bool) -> bool:
 
 
 def _write_direct(fd: int, parts: Sequence[memoryview]) -> None:
+    import numpy as np
+
     direct = True
     with _BOUNCE.borrow() as bounce:
         filled = 0

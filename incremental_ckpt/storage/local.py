@@ -14,10 +14,8 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
 from incremental_ckpt.errors import ConflictError, NotFoundError, StorageError
-from incremental_ckpt.storage.arguments import byte_views, range_end, read_target, short_object, split_key
+from incremental_ckpt.storage.arguments import byte_views, new_or_given, range_end, short_object, split_key
 from incremental_ckpt.storage.base import Buffer, StoredObject
 from incremental_ckpt.storage.directio import write_parts
 from incremental_ckpt.storage.folders import (
@@ -104,7 +102,7 @@ class LocalStore:
                 raise NotFoundError(f"no object {key} in {self._root}", key=key) from None
             try:
                 length = range_end(key, os.fstat(fd).st_size, start, end) - start
-                target = np.empty(length, np.uint8).data if into is None else read_target(key, into, length)
+                target = new_or_given(key, length, into)
                 done = 0
                 while done < length:
                     count = os.preadv(fd, [target[done:]], start + done)
@@ -227,6 +225,8 @@ class LocalStore:
 
     def _holds(self, key: str, views: Sequence[memoryview]) -> bool:
         """Whether the object's bytes are the concatenation of the views."""
+        import numpy as np
+
         fd = self._open_object(*split_key(key))
         try:
             if os.fstat(fd).st_size != sum(view.nbytes for view in views):

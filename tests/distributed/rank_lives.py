@@ -29,11 +29,12 @@ def train(
     rank: int, world_size: int, url: str, plan: Plan, steps: int, seed: int, fused: str, timeout: float = PATIENT
 ) -> tuple[str, int]:
     """Train up to a step, saving at every second one; returns the digest, and the step resumed at."""
+    connect(min(PATIENT, 4 * timeout))  # a survivor of a death may be left waiting for another that has given up
     model, optimizer = build(plan, fused, seed=seed)
     reader = Reader(rank)
     with Checkpointer(
         model, url, optimizer=optimizer, state={"reader": reader}, when=EverySteps(2), kind="consecutive",
-        busy="wait", settings=Settings(vote_timeout=timeout),
+        busy="wait", settings=Settings(vote_timeout=timeout, low_priority=False),
     ) as checkpointer:  # fmt: skip
         progress = checkpointer.resume_from_checkpoint()
         done = progress.step if progress else 0
@@ -59,7 +60,7 @@ def reshard(rank: int, world_size: int, url: str, plan: Plan, fused: str, steps:
     store = TracingStore(LocalStore(url))
     with Checkpointer(
         model, store, optimizer=optimizer, state={"reader": reader}, kind="consecutive",
-        settings=Settings(vote_timeout=PATIENT, entry_bytes=64),
+        settings=Settings(vote_timeout=PATIENT, entry_bytes=64, low_priority=False),
     ) as checkpointer:  # fmt: skip
         progress = checkpointer.resume_from_checkpoint()
         read = [(one.op.key, one.size) for one in store.find("get")]
@@ -98,8 +99,12 @@ def own_state(rank: int, world_size: int, url: str, steps: int) -> OwnState:
     with (
         captured_warnings() as notes,
         Checkpointer(
-            model, url, optimizer=optimizer, state={"reader": reader}, settings=Settings(vote_timeout=PATIENT)
-        ) as checkpointer,
+            model,
+            url,
+            optimizer=optimizer,
+            state={"reader": reader},
+            settings=Settings(vote_timeout=PATIENT, low_priority=False),
+        ) as checkpointer,  # fmt: skip
     ):
         progress = checkpointer.resume_from_checkpoint()
         found = look()

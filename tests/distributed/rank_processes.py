@@ -151,10 +151,10 @@ def _live(end: Connection, port: int, rank: int, world_size: int, work: Work, ar
     os._exit(0)
 
 
-def connect() -> None:
-    """Join the ranks of this life, as a script under torchrun does."""
+def connect(seconds: float = COLLECTIVE_SECONDS) -> None:
+    """Join the ranks of this life, as a script under torchrun does; its collectives take at most so long."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))

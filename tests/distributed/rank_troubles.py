@@ -6,8 +6,8 @@ It must not know what any test expects. A plain table under DistributedDataParal
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ import torch
 from rank_processes import connect
 from torch import nn
 
-import incremental_ckpt.checkpointer as facade
-from incremental_ckpt import Checkpointer, EverySeconds, EverySteps, Repository, Settings
+from incremental_ckpt import Checkpointer, EverySeconds, EverySteps, Repository, Settings, opening
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.storage import LocalStore
 from incremental_ckpt.testing import FaultStore, Stall, fail, on
@@ -75,7 +74,7 @@ def a_store_that_fails(rank: int, world_size: int, url: str, failing: int, key: 
     connect()
     run = Run(rank)
     store = FaultStore(LocalStore(url))
-    with run.checkpointer(store, timeout=4) as checkpointer:
+    with run.checkpointer(store, timeout=2) as checkpointer:
         run.step(0)
         checkpointer.save_checkpoint(1).wait()
         run.step(10)
@@ -188,10 +187,13 @@ def different_calls(rank: int, world_size: int, url: str) -> dict[str, Any]:
         steps = error_of(lambda: checkpointer.save_checkpoint(5 + rank))
         calls = error_of(lambda: checkpointer.resume_from_checkpoint() if rank else checkpointer.save_checkpoint(7))
         absent = []
-        for number in (8, 9, 10, 11):  # rank 2 comes to these meetings long after the others have given up
-            if rank == 2 and number == 8:
-                time.sleep(9)
+        shared = torch.distributed.distributed_c10d._get_default_store()
+        if rank == 2:  # it comes to these meetings when the others have given up
+            shared.wait(["given up"], timedelta(seconds=30))
+        for number in (8, 9):
             absent.append(error_of(lambda: checkpointer.save_checkpoint(number)))  # noqa: B023
+        if rank == 0:
+            shared.set("given up", "")
         run.step(1)
         last = error_of(checkpointer.save_checkpoint(12).wait)
     return {
@@ -234,10 +236,10 @@ def different_ranks(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     fewer.optimizer = (torch.optim.SGD if odd else torch.optim.Adagrad)(fewer.model.parameters(), lr=0.1)
     seen["optimizer"] = error_of(lambda: fewer.checkpointer(url))
     seen["objects"] = error_of(lambda: run.checkpointer(url, state={"scheduler" if odd else "reader": Counter()}))
-    version = facade.__version__
-    facade.__version__ = "0.0.1" if odd else version
+    version = opening.__version__
+    opening.__version__ = "0.0.1" if odd else version
     seen["version"] = error_of(lambda: run.checkpointer(url))
-    facade.__version__ = version
+    opening.__version__ = version
     if rank == 0:
         Path(folder, "other").mkdir()
         Path(folder, "other", "novel.txt").write_text("no repository")
@@ -324,7 +326,7 @@ def steps_between_meetings(rank: int, world_size: int, url: str) -> tuple[int, l
     """Meetings in nine steps of which none is due, and the ranks that a save writes each dense parameter on."""
     connect()
     run = Run(rank)
-    settings = Settings(vote_timeout=30, grace_seconds=0)
+    settings = Settings(vote_timeout=30, grace_seconds=0, low_priority=False)
     with Checkpointer(run.model, url, optimizer=run.optimizer, when=EverySteps(10), settings=settings) as checkpointer:
         before = checkpointer._ranks._meetings
         for number in range(1, 10):

@@ -36,7 +36,7 @@ class Example:
         with self._ranks.started(2, *self._work(sharding, steps)) as group:
             deadline = time.monotonic() + 60
             while len(list(self._store.glob("manifests/*.json"))) < checkpoints and time.monotonic() < deadline:
-                time.sleep(0.001)
+                time.sleep(0.004)
             finished = group.finished()
             group.kill(victim)
             return not finished

@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, default=32)
     parser.add_argument("--max-rows-per-table", type=int, default=100_000)
     parser.add_argument("--shardings", nargs="+", default=SHARDINGS, choices=SHARDINGS)
-    parser.add_argument("--consumer", nargs=3, help=argparse.SUPPRESS)  # rank, sharding, folder
     arguments = parser.parse_args(argv)
-    warnings.simplefilter("ignore")  # torch, TorchRec and FBGEMM about themselves
-    logging.disable(logging.WARNING)
-    if arguments.consumer:
-        return consume_dcp(arguments, int(arguments.consumer[0]), arguments.consumer[1], Path(arguments.consumer[2]))
+    quiet()
     folder = Path(tempfile.mkdtemp(prefix="incremental-ckpt-exports-"))
     try:
         return compare(arguments, folder)
@@ -48,10 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def quiet() -> None:
+    """Nothing of torch, TorchRec and FBGEMM about themselves."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
 def compare(arguments: argparse.Namespace, folder: Path) -> int:
+    import dlrm_model  # noqa: F401 - TorchRec, once for the ranks too
     import torch
+    import torch.distributed.checkpoint
     from safetensors.torch import load_file
 
+    ranks = {sharding: start_ranks(arguments, folder, sharding) for sharding in arguments.shardings}
     produce(arguments, folder)
     expected = torch.load(folder / "expected.pt", weights_only=True)
     found = {
@@ -59,7 +66,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> int:
         "safetensors": predict_unsharded(arguments, load_file(folder / "safetensors" / "model.safetensors")),
     }
     for sharding in arguments.shardings:
-        found[f"dcp, {RANKS} ranks, {sharding}"] = read_by_ranks(arguments, folder, sharding)
+        found[f"dcp, {RANKS} ranks, {sharding}"] = read_by_ranks(*ranks[sharding], folder, sharding)
     failed = 0
     print(f"{sum(len(p) for p in expected)} rows of {arguments.data.name}, predictions of the trained model and of:")
     for name, predictions in found.items():
@@ -147,34 +154,41 @@ def predict_unsharded(arguments: argparse.Namespace, state: Any) -> list[Any]:
     return predictions_of(model, batches_of(arguments))
 
 
-def read_by_ranks(arguments: argparse.Namespace, folder: Path, sharding: str) -> list[Any]:
+def start_ranks(arguments: argparse.Namespace, folder: Path, sharding: str) -> tuple[list[ForkProcess], Event]:
+    """Forked while there is one thread; they begin when they are told that the exports are there."""
+    context = multiprocessing.get_context("fork")
+    exported = context.Event()
+    more = (arguments, sharding, folder, exported)
+    ranks = [context.Process(target=consume_dcp, args=(rank, *more), daemon=True) for rank in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    return ranks, exported
+
+
+def read_by_ranks(ranks: Sequence[ForkProcess], exported: Event, folder: Path, sharding: str) -> list[Any]:
     """Each rank predicts a batch in turn, as a distributed model does."""
     import torch
 
-    meeting = folder / f"meeting-{sharding}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MEETING": str(meeting)}
-    command = [sys.executable, __file__, "--data", str(arguments.data), "--batch-size", str(arguments.batch_size)]
-    command += ["--batches", str(arguments.batches), "--dim", str(arguments.dim)]
-    command += ["--max-rows-per-table", str(arguments.max_rows_per_table)]
-    ranks = [
-        subprocess.Popen([*command, "--consumer", str(rank), sharding, str(folder)], env=environment)
-        for rank in range(RANKS)
-    ]
-    codes = [rank.wait() for rank in ranks]
+    exported.set()
+    for rank in ranks:
+        rank.join()
+    codes = [rank.exitcode for rank in ranks]
     if any(codes):
         raise SystemExit(f"the ranks ended with {codes}")
     parts = [torch.load(folder / f"{sharding}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
     return [part for together in zip(*parts, strict=True) for part in together]
 
 
-def consume_dcp(arguments: argparse.Namespace, rank: int, sharding: str, folder: Path) -> int:
+def consume_dcp(rank: int, arguments: argparse.Namespace, sharding: str, folder: Path, exported: Event) -> None:
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from dlrm_model import build_model, make_repeatable
 
-    os.environ["LOCAL_WORLD_SIZE"] = str(RANKS)
-    dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=RANKS)
+    exported.wait()
+    os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = f"file://{folder}/meeting-{sharding}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
     make_repeatable(1, 1)
     reader = reader_of(arguments)
     model, _ = build_model(reader.table_sizes, arguments.dim, LEARNING_RATE, torch.device("cpu"), sharding)
@@ -184,7 +198,6 @@ def consume_dcp(arguments: argparse.Namespace, rank: int, sharding: str, folder:
     torch.save(predictions_of(model, batches_of(arguments)[rank::RANKS]), folder / f"{sharding}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
-    return 0
 
 
 if __name__ == "__main__":

@@ -93,6 +93,14 @@ def test_no_verb_loads_torch_and_json_loads_no_rich(place: Path, verb: str) -> N
     assert json.loads(as_json.stdout)
 
 
+@pytest.mark.parametrize("args", [[], ["--json"]], ids=["", "json"])
+def test_a_listing_of_a_folder_loads_no_arrays_no_log_and_nothing_that_draws(place: Path, args: list[str]) -> None:
+    done = script(
+        LOADED, "torch,numpy,rich,logging,pyroaring,xxhash,incremental_ckpt.repository.core", "ls", place, *args
+    )
+    assert (done.returncode, done.stderr) == (0, "\n")
+
+
 @pytest.mark.parametrize("option", ["--version", "--help"])
 def test_version_and_help_load_neither_numpy_nor_rich(option: str) -> None:
     done = script(LOADED, "torch,numpy,rich,incremental_ckpt.repository,incremental_ckpt.storage", option)
@@ -142,10 +150,17 @@ def test_a_terminal_that_asks_for_no_colour_gets_none(place: Path) -> None:
 
 
 def test_a_narrow_terminal_loses_no_digit(place: Path) -> None:
-    code, shown = on_a_terminal(["ls", place], environment(TERM="dumb", COLUMNS="20"))
+    code, shown = on_a_terminal(["ls", place], environment(TERM="dumb", COLUMNS="60"))
     assert code == 0
+    *table, _, left_out = shown.splitlines()
+    assert [line.split()[:3] for line in table] == [["seq", "step", "kind"]] + [
+        [str(n), str(n - 1), "base"] for n in (1, 2, 3)
+    ]
+    assert len({len(line) for line in table}) == 1
+    assert len(table[0]) <= 60
     assert "…" not in shown
-    assert [len(line.split()) for line in shown.splitlines()] == [11, 11, 11, 11, 4]
+    assert left_out == "too narrow for: rows, of all (--json, or a pipe, has all)"
+    assert "rows   of all" in run("ls", place, env=environment(COLUMNS="60")).stdout
 
 
 def test_check_shows_its_progress_on_a_terminal_only(place: Path) -> None:
@@ -192,28 +207,84 @@ def test_an_encoding_that_lacks_a_letter_is_no_fault(place: Path) -> None:
 
 
 WAITING = """
-import signal, sys
+import atexit, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started with it ignored
-from incremental_ckpt.cli import facts, main
-def waits(repository):
-    print("listing", flush=True)
+from incremental_ckpt.cli import main, places
+at, *args = sys.argv[1:]
+def wait(word):
+    print(word, flush=True)
     while True:
         signal.pause()
-facts.catalogue = waits
-sys.exit(main(["ls", sys.argv[1]]))
+def open_store(url, read_only):
+    try:
+        wait("opening")
+    finally:
+        if at == "cleaning up":
+            wait(at)
+if at == "exiting":
+    atexit.register(wait, at)
+places.open_store = open_store
+sys.exit(main(args))
 """
 
 
-def test_ctrl_c_is_answered_in_one_line(place: Path) -> None:
-    command = [sys.executable, "-c", WAITING, str(place)]
+def interrupt_at(moments: Sequence[str], *args: object) -> tuple[int, str]:
+    """Exit code and stderr of a command that gets Ctrl-C at each of these moments, which the last one ends."""
+    command = [sys.executable, "-c", WAITING, moments[-1], *map(str, args)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "listing\n"
-        process.send_signal(signal.SIGINT)
+        for moment in moments:
+            assert process.stdout.readline() == f"{moment}\n"
+            process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "ickpt: interrupted\n")
+    return process.returncode, err
+
+
+COMMANDS = {
+    "ls": ("{store}",),
+    "show": ("{store}",),
+    "check": ("{store}",),
+    "compact": ("{store}",),
+    "prune": ("{store}", "--keep-last", "1"),
+    "export": ("{store}", "{out}"),
+    "import": ("{out}", "{store}"),
+    "diff": ("{store}", "1", "2"),
+}
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_ctrl_c_and_another_one_are_answered_in_one_line(place: Path, tmp_path: Path, verb: str) -> None:
+    args = [verb, *(arg.format(store=place, out=tmp_path / "out") for arg in COMMANDS[verb])]
+    assert interrupt_at(["opening", "cleaning up"], *args) == (130, "ickpt: interrupted\n")
+
+
+def test_one_ctrl_c_is_enough(place: Path) -> None:
+    assert interrupt_at(["opening"], "ls", place) == (130, "ickpt: interrupted\n")
+
+
+def test_ctrl_c_while_it_exits_adds_no_line(place: Path) -> None:
+    assert interrupt_at(["opening", "exiting"], "ls", place) == (130, "ickpt: interrupted\n")
+
+
+def test_who_ignores_ctrl_c_is_not_interrupted(place: Path) -> None:
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", IGNORING, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 checkpoints" in done.stdout
+
+
+IGNORING = """
+import os, signal, sys
+from incremental_ckpt.cli import main, places
+open_store = places.open_store
+def interrupted(url, read_only):
+    os.kill(os.getpid(), signal.SIGINT)
+    return open_store(url, read_only=read_only)
+places.open_store = interrupted
+sys.exit(main(["ls", sys.argv[1]]))
+"""
 
 
 INTERRUPTED_IMPORT = """
@@ -228,7 +299,35 @@ sys.exit(main(["ls", sys.argv[2]]))
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "numpy"])
+@pytest.mark.parametrize("module", ["click", "incremental_ckpt.storage"])
 def test_ctrl_c_while_it_is_still_loading_is_answered_too(place: Path, module: str) -> None:
     done = script(INTERRUPTED_IMPORT, module, place)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "ickpt: interrupted\n")
+
+
+COMPLETIONS = [
+    ("ickpt l", 1, {"plain,ls"}),
+    ("ickpt ls --", 2, {"plain,--json", "plain,--help"}),
+    ("ickpt ls r", 2, {"dir,r"}),
+    ("ickpt export runs/17 out --format ", 5, {"plain,torch", "plain,safetensors", "plain,dcp"}),
+    ("ickpt import m", 2, {"file,m"}),
+]
+
+
+@pytest.mark.parametrize(("line", "word", "offered"), COMPLETIONS, ids=[line for line, _, _ in COMPLETIONS])
+def test_a_shell_is_offered_what_can_come_next(line: str, word: int, offered: set[str]) -> None:
+    done = run(env=environment(_ICKPT_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(word)))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert set(done.stdout.splitlines()) == offered
+
+
+def test_a_shell_is_given_the_function_that_completes() -> None:
+    done = run(env=environment(_ICKPT_COMPLETE="zsh_source"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "_ICKPT_COMPLETE=zsh_complete" in done.stdout
+    assert (
+        subprocess.run(
+            ["bash", "-n"], input=run(env=environment(_ICKPT_COMPLETE="bash_source")).stdout, text=True
+        ).returncode
+        == 0
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+import forked
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,15 +16,22 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "dlrm_criteo.py"
 GOOD = ["0", *(str(i) for i in range(13)), *(f"{i:08x}" for i in range(26))]
 
 
-def run(path: Path) -> str:
-    """The one line on stderr."""
-    command = [sys.executable, str(EXAMPLE), "--data", str(path), "--steps", "1"]
-    finished = subprocess.run(command, capture_output=True, text=True)
-    assert finished.returncode == 2, finished.stderr
-    assert finished.stdout == ""
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith(f"error: {path}"), line
-    return line
+Refused = Callable[[Path], str]
+
+
+@pytest.fixture
+def refused(forks: ForkServerContext) -> Refused:
+    """The one line on stderr with which the example refuses a file."""
+
+    def run(path: Path) -> str:
+        finished = forked.run(forks, EXAMPLE, "--data", path, "--steps", 1)
+        assert finished.returncode == 2, finished.stderr
+        assert finished.stdout == ""
+        (line,) = finished.stderr.splitlines()
+        assert line.startswith(f"error: {path}"), line
+        return line
+
+    return run
 
 
 def with_cell(column: int, value: str) -> str:
@@ -50,34 +58,34 @@ def with_cell(column: int, value: str) -> str:
     ],
 )
 def test_a_bad_line_is_refused_with_file_line_and_reason_before_training(
-    tmp_path: Path, third_line: str, complaint: str
+    refused: Refused, tmp_path: Path, third_line: str, complaint: str
 ) -> None:
     path = tmp_path / "train.txt"
     good = "\t".join(GOOD)
     path.write_text(f"{good}\n{good}\n{third_line}\n{good}\n")
-    line = run(path)
+    line = refused(path)
     assert f"{path}, line 3: " in line
     assert complaint in line
 
 
-def test_the_first_of_several_bad_lines_is_named(tmp_path: Path) -> None:
+def test_the_first_of_several_bad_lines_is_named(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     lines = ["\t".join(GOOD)] * 5
     lines[2], lines[3] = with_cell(20, "x"), "too\tshort"
     path.write_text("\n".join(lines))
-    assert ", line 3: C7 is 'x'" in run(path)
+    assert ", line 3: C7 is 'x'" in refused(path)
 
 
-def test_a_bad_line_that_the_run_would_not_reach_is_refused_too(tmp_path: Path) -> None:
+def test_a_bad_line_that_the_run_would_not_reach_is_refused_too(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_text(("\t".join(GOOD) + "\n") * 30_000 + with_cell(0, "x") + "\n")
-    assert ", line 30001: the label is 'x'" in run(path)
+    assert ", line 30001: the label is 'x'" in refused(path)
 
 
-def test_a_header_line_is_no_row(tmp_path: Path) -> None:
+def test_a_header_line_is_no_row(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "train.txt"
     path.write_text("\t".join(["label", *(f"c{i}" for i in range(39))]) + "\n" + "\t".join(GOOD) + "\n")
-    assert ", line 1: the label is 'label'" in run(path)
+    assert ", line 1: the label is 'label'" in refused(path)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +98,18 @@ def test_a_header_line_is_no_row(tmp_path: Path) -> None:
     ],
     ids=["empty", "gzip", "csv", "binary"],
 )
-def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_another_kind_of_file_is_refused(refused: Refused, tmp_path: Path, content: bytes, complaint: str) -> None:
     path = tmp_path / "train.txt"
     path.write_bytes(content)
-    assert complaint in run(path)
+    assert complaint in refused(path)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert "no such file" in run(tmp_path / "nowhere.txt")
+def test_a_file_that_is_not_there_is_refused(refused: Refused, tmp_path: Path) -> None:
+    assert "no such file" in refused(tmp_path / "nowhere.txt")
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read" in run(tmp_path)
+def test_a_folder_is_refused(refused: Refused, tmp_path: Path) -> None:
+    assert "cannot be read" in refused(tmp_path)
 
 
 def parquet_columns(rows: int = 5) -> dict[str, pa.Array]:
@@ -125,7 +133,7 @@ def parquet_columns(rows: int = 5) -> dict[str, pa.Array]:
     ],
 )
 def test_a_bad_parquet_file_is_refused_with_file_row_and_reason(
-    tmp_path: Path, name: str, column: pa.Array | None, complaint: str
+    refused: Refused, tmp_path: Path, name: str, column: pa.Array | None, complaint: str
 ) -> None:
     path = tmp_path / "train.parquet"
     columns = parquet_columns()
@@ -134,13 +142,13 @@ def test_a_bad_parquet_file_is_refused_with_file_row_and_reason(
     else:
         columns[name] = column
     pq.write_table(pa.table(columns), path)
-    assert complaint in run(path)
+    assert complaint in refused(path)
 
 
-def test_an_empty_or_truncated_parquet_file_is_refused(tmp_path: Path) -> None:
+def test_an_empty_or_truncated_parquet_file_is_refused(refused: Refused, tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     pq.write_table(pa.table(parquet_columns(rows=0)), path)
-    assert "the file has no rows" in run(path)
+    assert "the file has no rows" in refused(path)
     pq.write_table(pa.table(parquet_columns()), path)
     path.write_bytes(path.read_bytes()[:-100])
-    assert "no whole parquet file" in run(path)
+    assert "no whole parquet file" in refused(path)

@@ -7,28 +7,13 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
 import synthetic
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 40
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServerContext]:
-    """Processes that begin with torch and TorchRec loaded: loading them takes most of such a short life."""
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)]))
-        patch.setenv("PYTHONWARNINGS", "ignore")
-        context.set_forkserver_preload(
-            ["dlrm_criteo", "dlrm_model", "digest", "saves", "incremental_ckpt.checkpointer"]
-        )
-        yield context
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +55,7 @@ class Run:
         """Kill so long after the store holds that many; False if the process had finished before."""
         process = self._begin()
         while process.is_alive() and (self.objects() < objects or self.manifests() < manifests):
-            time.sleep(0.001)
+            time.sleep(0.004)
         process.join(seconds)
         process.kill()
         process.join()

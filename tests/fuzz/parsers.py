@@ -28,7 +28,7 @@ from incremental_ckpt.format.manifest import (
     VoteFacts,
 )
 from incremental_ckpt.format.pack import PackBuilder, read_header
-from incremental_ckpt.format.rank_manifest import Entry, RowSet, ShardEntries, State, StateTensor
+from incremental_ckpt.format.rank_facts import Entry, RowSet, ShardEntries, State, StateTensor
 from incremental_ckpt.format.rowset import decode_rows, encode_rows
 from incremental_ckpt.format.sealed import unseal
 from incremental_ckpt.format.tree import from_tree

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "crash"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "oracle"))
 
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("oracle", "crash", "conformance")]
-torch.set_num_threads(1)
-torch.sparse.check_sparse_tensor_invariants.disable()  # torch warns of the choice that it makes itself
+from repeatable import one_thread
+
+one_thread()

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(fbgemm_gpu|torch\.jit)\..*")
-    import torch.distributed.optim
+    import torch.distributed.optim  # noqa: F401
     import torchrec.distributed
     import torchrec.distributed.train_pipeline
     import torchrec.models.dlrm  # noqa: F401
 
-from incremental_ckpt.storage import MemoryStore
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS / "pipelines"))
+sys.path.insert(0, str(TESTS / "oracle"))
+sys.path.insert(0, str(TESTS / "unit" / "adapters"))
+sys.path.insert(0, str(TESTS.parent / "examples"))
 
-HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent / "oracle", HERE.parent / "unit" / "adapters", HERE.parents[1] / "examples"):
-    sys.path.insert(0, str(folder))
-torch.set_num_threads(1)
-torch.sparse.check_sparse_tensor_invariants.disable()  # an explicit choice, for which torch warns if it is missing
+from repeatable import one_thread, store_name  # noqa: E402
+
+__all__ = ["one_rank", "store_name"]
+
+one_thread()
 
 
 @pytest.fixture(scope="session")
@@ -37,12 +39,3 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessG
     dist.init_process_group("gloo", store=dist.FileStore(str(store), 1), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
-
-
-@pytest.fixture
-def store_name() -> Iterator[str]:
-    """A name under which MemoryStores share their objects; they are dropped afterwards."""
-    name = secrets.token_hex(8)
-    yield name
-    store = MemoryStore(name)
-    store.delete([one.key for one in store.list()])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
 import signal
-from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -18,17 +15,6 @@ from reading_lives import SAMPLES, STEPS
 
 TIMEOUT = 120.0
 HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[ForkServerContext]:
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parents[1])]))
-        patch.setenv("PYTHONWARNINGS", "ignore")
-        # torch.optim loads _dynamo when it is first used, which takes longer than such a life.
-        context.set_forkserver_preload(["torch._dynamo", "reading_lives", "incremental_ckpt.checkpointer"])
-        yield context
 
 
 class Run:

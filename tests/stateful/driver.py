@@ -38,7 +38,7 @@ from mixes import Mix
 from tools import TOOLS, Tool, plans_are_judged
 from turns import Actor, Inline, TurnCondition, TurnEvent, Violation, begin_run
 
-from incremental_ckpt import checkpointer, flight, planning, restore, resuming, saving, stream
+from incremental_ckpt import checkpointer, flight, opening, planning, restore, resuming, saving, stream
 from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest
@@ -507,7 +507,7 @@ def real_code_under_the_scheduler() -> Iterator[None]:
         patch.setattr(restore.rows, "ThreadPoolExecutor", Inline)
         patch.setattr(stream.RowStream, "_copy_chunk", copy_chunk_and_pause)
         patch.setattr(checkpointer, "coordinator", lambda timeout: current_rank().meeting)
-        for module in (planning, checkpointer):
+        for module in (planning, opening):
             patch.setattr(module, "new_id", lambda: _worlds[-1].new_id())
         patch.setattr(checkpointer, "adapt", lambda model, optimizer: model)
         patch.setattr(checkpointer, "capture_rng", dict)

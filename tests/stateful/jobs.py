@@ -16,7 +16,7 @@ import turns
 from incremental_ckpt import flight
 from incremental_ckpt.checkpointer import Checkpointer
 from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, SaveError, StorageError
-from incremental_ckpt.model import Field, Shard, Table
+from incremental_ckpt.model import Difference, Field, Shard, Table
 from incremental_ckpt.testing import FaultStore, Op, Perform
 
 if TYPE_CHECKING:
@@ -58,11 +58,13 @@ class Model:
     def state(self) -> State:
         return {"dense": {"weight": self.dense}, "optimizer": {}, "fused": [], "replicated": ("weight",)}
 
-    def load_state(self, state: Mapping[str, Any], *, strict: bool = True) -> list[str]:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         self.dense.copy_(state["dense"]["weight"])
-        return []
 
-    def prepare_restore(self, fields: object) -> Sequence[Table]:
+    def differences(self, fields: object, state: object) -> Sequence[Difference]:
+        return ()
+
+    def prepare_restore(self, fields: object, state: object) -> Sequence[Table]:
         return self._tables
 
     def state_dict(self) -> State:

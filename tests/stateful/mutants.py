@@ -20,6 +20,7 @@ from incremental_ckpt.persist import Persister
 from incremental_ckpt.planning import Planner
 from incremental_ckpt.rank_writer import RankWriter
 from incremental_ckpt.repository import Repository
+from incremental_ckpt.repository.lineage import behind_damaged
 from incremental_ckpt.resuming import Resume
 from incremental_ckpt.saving import Saver
 from incremental_ckpt.snapshot import FlatState
@@ -104,8 +105,8 @@ MUTANTS = (
         "after a resume deltas count from the base of the chain; the marks are empty",
         Planner,
         "begin_after",
-        "ref_of(source) if source else None",
-        "ref_of(resumed[0]) if source else None",
+        "source.ref if source else None",
+        "resumed[0].ref if source else None",
         ("PARENT", "I6"),
     ),
     Mutant(
@@ -222,9 +223,9 @@ MUTANTS = (
     Mutant(
         "fallback_by_ancestors",
         "the fallback is the next lower number",
-        Repository,
-        "fallbacks",
-        "set(ancestors(self.manifest(seq).lineage, seq))",
+        behind_damaged,
+        "",
+        "set(ancestors(repository.manifest(seq).lineage, seq))",
         "set(range(seq))",
         ("READ",),
         replace(DAMAGED, damage=0.01, crash=0.03, kinds=("full",)),
@@ -233,10 +234,10 @@ MUTANTS = (
     Mutant(
         "history_in_lineage",
         "the parent is the only link to ancestors, and a base has none",
-        Repository,
-        "fallbacks",
-        "set(ancestors(self.manifest(seq).lineage, seq))",
-        "{p.seq for p in [self.manifest(seq).parent] if p}",
+        behind_damaged,
+        "",
+        "set(ancestors(repository.manifest(seq).lineage, seq))",
+        "{p.seq for p in [repository.manifest(seq).parent] if p}",
         ("READ",),
         DAMAGED,
     ),

@@ -62,13 +62,21 @@ def save(adapter: ModelAdapter) -> Saved:
 
 def restore(adapter: ModelAdapter, saved: Saved) -> None:
     fields, rows, state = saved
-    tables = {(t.shard.table, t.shard.row_start, t.shard.col_start): t for t in adapter.prepare_restore(fields)}
+    differ = adapter.differences(fields, state)
+    assert not differ, differ
+    prepared = adapter.prepare_restore(fields, state)
+    tables = {(t.shard.table, t.shard.row_start, t.shard.col_start): t for t in prepared}
     assert tables.keys() == {place for place, _ in rows}
     for place, tensors in rows:
         assert tables[place].tensors.keys() == tensors.keys()
         for name, value in tensors.items():
             tables[place].tensors[name].copy_(value)
-    adapter.load_state(deepcopy(state), strict=True)
+    adapter.load_state(deepcopy(state))
+
+
+def texts(adapter: ModelAdapter, state: Mapping[str, Any], *, fatal: bool = False) -> list[str]:
+    """How a model differs from a saved state without tables; the ``fatal`` differences only, if so."""
+    return [d.text for d in adapter.differences({}, state) if d.fatal or not fatal]
 
 
 def assert_same(a: object, b: object, path: str = "state") -> None:

@@ -240,7 +240,7 @@ def test_a_restore_keeps_the_prepared_tensors() -> None:
     fresh = Tables(seed=3)
     other = torch.optim.SparseAdam(list(fresh.parameters()), lr=0.1)
     adapter = adapt(fresh, other)
-    prepared = adapter.prepare_restore(saved[0])[0].tensors["exp_avg"]
+    prepared = adapter.prepare_restore(saved[0], saved[2])[0].tensors["exp_avg"]
     restore(adapter, saved)
     assert other.state[fresh.user.weight]["exp_avg"].data_ptr() == prepared.data_ptr()
 

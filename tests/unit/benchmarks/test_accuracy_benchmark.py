@@ -4,36 +4,32 @@ says what the figures say."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 EXAMPLES = BENCHMARKS.parent / "examples"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def call(script: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=200
-    )
+def call(forks: ForkServerContext, script: Path, *arguments: object) -> str:
+    done = forked.run(forks, script, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(forks: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of one result of one seed."""
     folder = tmp_path_factory.mktemp("accuracy")
     rows, out = folder / "rows.tsv", folder / "results" / "tiny.json"
-    call(EXAMPLES / "synthetic.py", str(rows), "--rows", "600")
+    call(forks, EXAMPLES / "synthetic.py", rows, "--rows", "600")
     size = ["--train-rows", "500", "--held-out-rows", "100", "--batch-size", "50", "--embedding-dim", "8"]
     wanted = ["--max-rows-per-table", "60", "--codecs", "raw", "int2", "--restores", "0", "1", "--seeds", "1"]
-    told = call(BENCHMARKS / "accuracy.py", "--data", str(rows), "--out", str(out), *size, *wanted)
+    told = call(forks, BENCHMARKS / "accuracy.py", "--data", rows, "--out", out, *size, *wanted)
     assert told.count("seed 0") == 5
     assert "all runs are there" in told
     return out.parent
@@ -81,8 +77,10 @@ def test_a_result_of_other_conditions_is_not_mixed_up_with_this_one(results: Pat
     assert _opened(tmp_path / "none.json", {"train_rows": 3})["runs"] == []
 
 
-def test_the_page_and_its_plots_are_made_of_the_results(results: Path, tmp_path: Path) -> None:
-    call(BENCHMARKS / "accuracy_page.py", "--results", str(results), "--out", str(tmp_path / "accuracy.md"))
+def test_the_page_and_its_plots_are_made_of_the_results(
+    forks: ForkServerContext, results: Path, tmp_path: Path
+) -> None:
+    call(forks, BENCHMARKS / "accuracy_page.py", "--results", results, "--out", tmp_path / "accuracy.md")
     page = (tmp_path / "accuracy.md").read_text()
     assert "`raw`: 1 of 1 runs with restores end with the uninterrupted run's bits" in page
     assert "0 restores: 2 of 2 runs that save 20 times" in page

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+
+import forked
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "codec_speed.py"
 
 
-def test_every_measure_has_its_row_and_errors_and_bytes_reach_their_targets(tmp_path: Path) -> None:
+def test_every_measure_has_its_row_and_errors_and_bytes_reach_their_targets(
+    forks: ForkServerContext, tmp_path: Path
+) -> None:
     out = tmp_path / "codecs.json"
-    arguments = ["--rows", "256", "--greedy-rows", "64", "--repeats", "2", "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARK), *arguments], env=environment, capture_output=True, text=True, timeout=100
-    )
+    sizes = ["--rows", "256", "--greedy-rows", "64", "--repeats", "2"]
+    done = forked.run(forks, BENCHMARK, *sizes, "--out", out)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["rows"]
     aimed = {

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def result(forks: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("benchmark")
     out = folder / "compact.json"
-    command = [sys.executable, str(BENCHMARKS / "compact.py"), "--mib", "20", "--deltas", "3", "--repeats", "2"]
-    command += ["--folder", str(folder / "disk"), "--out", str(out), "--memory", "64"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    sizes = ["--mib", "20", "--deltas", "3", "--repeats", "2", "--memory", "64"]
+    done = forked.run(forks, BENCHMARKS / "compact.py", *sizes, "--folder", folder / "disk", "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((folder / "disk").iterdir()) == []
     found: dict[str, Any] = json.loads(out.read_text())

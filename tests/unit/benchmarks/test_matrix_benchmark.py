@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
 from fitting import sizes_that_fit
@@ -21,16 +20,14 @@ Result = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+def results(forks: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     folder = tmp_path_factory.mktemp("matrix")
-    command = [
-        sys.executable, str(MATRIX), "--rows", "20000", "--dim", "16", "--batch", "64", "--threads", "1",
+    sizes = [
+        "--rows", "20000", "--dim", "16", "--batch", "64", "--threads", "1",
         "--shares", "0.02,0.26", "--intervals", "2", "--codecs", "raw,int2",
         "--growth-rows", "20000,40000", "--changed", "2000", "--ranks", "1,2", "--repeats", "1", "--normal-priority",
-        "--store", str(folder / "store"), "--out", str(folder), "--name", "tiny",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    done = forked.run(forks, MATRIX, *sizes, "--store", folder / "store", "--out", folder, "--name", "tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     assert list((folder / "store").iterdir()) == []
     return {name: json.loads((folder / f"matrix-{name}-tiny.json").read_text()) for name in MEASURES}
@@ -143,7 +140,7 @@ def test_popular_rows_come_again_and_the_share_is_kept() -> None:
     assert again > 2 * 0.1 * count  # as many as of rows that are all alike would be a tenth
 
 
-def test_an_unknown_measure_is_refused_by_name() -> None:
-    done = subprocess.run([sys.executable, str(MATRIX), "--only", "shares,colour"], capture_output=True, text=True)
+def test_an_unknown_measure_is_refused_by_name(forks: ForkServerContext) -> None:
+    done = forked.run(forks, MATRIX, "--only", "shares,colour")
     assert done.returncode == 2
     assert "no such measure: colour" in done.stderr

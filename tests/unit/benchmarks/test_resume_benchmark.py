@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
+import forked
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -17,16 +17,14 @@ TINY = ["--rows", "20000", "--dim", "16", "--batch", "64", "--share", "0.1", "--
 TINY += ["--seconds", "0.1", "--budget", "0", "--checkpoints", "20", "--deltas", "1,3", "--max-overhead", "2"]
 
 
-def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / "resume.py"), "--store", str(out.parent / "store"), "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=200)
+def run(forks: ForkServerContext, out: Path, *arguments: str) -> CompletedProcess[str]:
+    return forked.run(forks, BENCHMARKS / "resume.py", "--store", out.parent / "store", "--out", out, *arguments)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(forks: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("benchmark") / "tiny.json"
-    done = run(out, *TINY)
+    done = run(forks, out, *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -76,14 +74,15 @@ def test_nothing_is_left_in_the_store(finished: Path) -> None:
     assert list((finished.parent / "store").iterdir()) == []
 
 
-def test_quantized_chains_are_measured_without_targets(tmp_path: Path) -> None:
-    done = run(tmp_path / "out.json", *TINY, "--only", "resume", "--rows", "5000", "--deltas", "2", "--codec", "int8")
+def test_quantized_chains_are_measured_without_targets(forks: ForkServerContext, tmp_path: Path) -> None:
+    resumes = ["--only", "resume", "--rows", "5000", "--deltas", "2", "--codec", "int8"]
+    done = run(forks, tmp_path / "out.json", *TINY, *resumes)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert [(row["target"], row["details"]["codec"]) for row in rows] == [(None, "int8")] * 2
 
 
-def test_an_unknown_measure_is_refused_by_name(tmp_path: Path) -> None:
-    done = run(tmp_path / "out.json", "--only", "resume,colour")
+def test_an_unknown_measure_is_refused_by_name(forks: ForkServerContext, tmp_path: Path) -> None:
+    done = run(forks, tmp_path / "out.json", "--only", "resume,colour")
     assert done.returncode == 2
     assert "no such measure: colour" in done.stderr

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
+import forked
 import pytest
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -24,18 +24,15 @@ TARGETS = {
 }
 
 
-def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    store = out.parent / "store"
-    command = [sys.executable, str(BENCHMARKS / "save.py"), "--store", str(store), "--out", str(out), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+def run(forks: ForkServerContext, out: Path, *arguments: str) -> CompletedProcess[str]:
+    return forked.run(forks, BENCHMARKS / "save.py", "--store", out.parent / "store", "--out", out, *arguments)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(forks: ForkServerContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("benchmark") / "tiny.json"
     done = run(
-        out, "--rows", "20000", "--dim", "16", "--batch", "64", "--share", "0.2", "--threads", "1",
+        forks, out, "--rows", "20000", "--dim", "16", "--batch", "64", "--share", "0.2", "--threads", "1",
         "--repeats", "2", "--seconds", "0.1", "--budget", "0",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -117,7 +114,7 @@ def test_nothing_is_left_in_the_store(finished: Path) -> None:
     assert list((finished.parent / "store").iterdir()) == []
 
 
-def test_an_unknown_measure_is_refused_by_name(tmp_path: Path) -> None:
-    done = run(tmp_path / "out.json", "--only", "stall,colour")
+def test_an_unknown_measure_is_refused_by_name(forks: ForkServerContext, tmp_path: Path) -> None:
+    done = run(forks, tmp_path / "out.json", "--only", "stall,colour")
     assert done.returncode == 2
     assert "no such measure: colour" in done.stderr

@@ -28,9 +28,10 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_both_directions_of_both_stores_have_the_target(result: dict[str, Any]) -> None:
-    measured = [tuple(row["what"].split(":")[0].split(", ")) for row in result["rows"]]
+    aims = [row for row in result["rows"] if row["target"] is not None]
+    measured = [tuple(row["what"].split(":")[0].split(", ")) for row in aims]
     assert measured == [("upload", "s3"), ("upload", "local"), ("download", "s3"), ("download", "local")]
-    assert {(row["target"]["bound"], row["target"]["value"]) for row in result["rows"]} == {("at least", 0.8)}
+    assert {(row["target"]["bound"], row["target"]["value"]) for row in aims} == {("at least", 0.8)}
 
 
 def test_every_ratio_is_a_number_with_the_speeds_beside_it(result: dict[str, Any]) -> None:
@@ -39,4 +40,4 @@ def test_every_ratio_is_a_number_with_the_speeds_beside_it(result: dict[str, Any
         assert row["ratio"] > 0
         assert math.isfinite(row["ratio"])
         assert min(row["details"].values()) > 0
-        assert row["reached"] is (row["ratio"] >= 0.8)
+        assert row["reached"] is (None if row["target"] is None else row["ratio"] >= 0.8)

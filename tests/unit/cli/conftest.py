@@ -80,10 +80,10 @@ def place(written: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ickpt(capsys: pytest.CaptureFixture[str]) -> Ickpt:
+def ickpt(capfd: pytest.CaptureFixture[str]) -> Ickpt:
     def run(*args: object) -> Answer:
         code = main([str(arg) for arg in args])
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         assert "Traceback" not in out + err
         assert err.count("\n") == (1 if code else 0), err
         assert err.startswith("ickpt: ") == bool(code)

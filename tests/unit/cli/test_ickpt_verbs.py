@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from incremental_ckpt import Checkpointer, Repository, errors, open_store
-from incremental_ckpt.cli import CODES, INTERRUPTED, PIPE_CLOSED, UNEXPECTED, USAGE, facts, main
+from incremental_ckpt.cli import CODES, INTERRUPTED, PIPE_CLOSED, UNEXPECTED, USAGE, catalogue, facts, main
 from incremental_ckpt.cli.commands import app
 from incremental_ckpt.errors import (
     CheckpointError,
@@ -29,6 +29,7 @@ from incremental_ckpt.errors import (
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Lineage, Manifest, RankRef
 from incremental_ckpt.format.sealed import digest_of, seal
+from incremental_ckpt.storage import Store
 
 Ickpt = Callable[..., Any]
 VERBS = ("ls", "show", "check")
@@ -420,10 +421,10 @@ def test_reading_verbs_write_nothing(ickpt: Ickpt, place: Path) -> None:
 def test_each_error_has_its_exit_code_and_one_line(
     ickpt: Ickpt, place: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
-    def fails(repository: Repository) -> facts.Catalogue:
+    def fails(store: Store) -> catalogue.Catalogue:
         raise error
 
-    monkeypatch.setattr(facts, "catalogue", fails)
+    monkeypatch.setattr(catalogue, "read_catalogue", fails)
     answer = ickpt("ls", place)
     assert (answer.code, answer.out) == (code, "")
     assert ("interrupted" if code == 130 else "lost") in answer.err
@@ -458,7 +459,7 @@ def test_every_subclass_of_checkpoint_error_has_a_code() -> None:
 
 def test_a_fault_of_ickpt_shows_its_traceback_when_asked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ICKPT_TRACEBACK", "1")
-    monkeypatch.setattr(facts, "catalogue", lambda repository: 1 // 0)
+    monkeypatch.setattr(catalogue, "read_catalogue", lambda store: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         main(["ls", str(place)])
 
@@ -489,7 +490,8 @@ def test_wrong_usage_is_2_and_names_what_is_wrong(ickpt: Ickpt, args: list[str],
         (["ls"], "Missing argument 'URL'. `ickpt ls --help` explains"),
         (
             ["export", "a", "b", "--format", "onnx"],
-            "--format must be torch, safetensors or dcp, not 'onnx'. `ickpt export --help` explains",
+            "Invalid value for '--format': 'onnx' is not one of 'torch', 'safetensors', 'dcp'. "
+            "`ickpt export --help` explains",
         ),
         (
             ["prune", "a"],
@@ -519,7 +521,7 @@ def test_rows_that_stand_raw_beside_quantized_ones_are_counted_once(ickpt: Ickpt
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     helped = capsys.readouterr().out
-    assert {command.name for command in app.registered_commands} >= set(VERBS)
+    assert app.commands.keys() >= set(VERBS)
     for verb in VERBS:
         assert re.search(rf"^  {verb} ", helped, re.MULTILINE)
         assert main([verb, "--help"]) == 0

@@ -8,7 +8,7 @@ from codec_oracle import DTYPES, LOSSY, ordinary, table
 
 from incremental_ckpt.codecs import codec_for, codec_named, encode_values
 from incremental_ckpt.errors import FormatError
-from incremental_ckpt.format.rank_manifest import CODECS
+from incremental_ckpt.format.rank_facts import CODECS
 from incremental_ckpt.model import DTYPE_BYTES, Field
 
 

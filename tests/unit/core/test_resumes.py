@@ -27,6 +27,7 @@ from incremental_ckpt import (
     StorageError,
 )
 from incremental_ckpt.compaction import compact
+from incremental_ckpt.format.sealed import FORMAT, seal, unseal
 from incremental_ckpt.pruning import prune
 from incremental_ckpt.storage import LocalStore, MemoryStore
 from incremental_ckpt.testing import FaultStore, damage, on
@@ -104,6 +105,21 @@ def test_step_0_and_equal_steps_work_and_the_highest_seq_wins(run: Run, store_na
         assert_same(again.copy(), states[place])
     with pytest.raises(NotFoundError, match=r"step 4.*0, 3, 7"):
         resumed(store_name, 4)
+
+
+def test_steps_that_go_back_are_saved_and_warned_of_unless_a_resume_went_back(
+    run: Run, store_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with checkpointer(run, store_name) as c:
+        for step in (5, 10, 10):
+            c.save_checkpoint(step).wait()
+        c.resume_from_checkpoint(step=5)
+        c.save_checkpoint(7).wait()
+        assert "no resume between them" not in caplog.text
+        run.train()
+        c.save_checkpoint(5).wait()
+        assert "step 5 is saved after step 7, with no resume between them" in caplog.text
+    assert_same(resumed(store_name, 5)[0].copy(), run.copy())
 
 
 def test_a_resumed_run_repeats_the_one_that_was_not_interrupted(run: Run, store_name: str) -> None:
@@ -252,6 +268,50 @@ def test_of_two_compactions_only_the_damaged_one_is_passed_over(run: Run, store_
     again, progress = resumed(store_name)
     assert progress.seq == 5
     assert_same(again.copy(), states[4])
+
+
+def from_the_future(store: MemoryStore, key: str) -> None:
+    """The object as a later version of the format would have it: sealed and whole."""
+    members = unseal(store.get(key), key)
+    del members["digest"]
+    store.delete([key])
+    store.put(key, [seal({**members, "format": FORMAT + 1})])
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_a_compaction_of_a_newer_version_is_passed_over_for_the_chain_and_named(
+    step: int | None, run: Run, store_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = saved(run, store_name, [1, 2, 3])
+    store = MemoryStore(store_name)
+    compact(Repository(store), 3)
+    from_the_future(store, "manifests/00000003.base.json")
+    again = Run(seed=8)
+    with checkpointer(again, store_name) as c:
+        assert c.resume_from_checkpoint(step) is not None
+        assert_same(again.copy(), states[2])
+        assert c.save_checkpoint(4).wait().kind == "base"
+    assert f"manifests/00000003.base.json is in format {FORMAT + 1}" in caplog.text
+    assert "the chain that a compaction of a newer version (.base.json) stands for" in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["manifests/00000003.json", "data/00000002-"])
+def test_where_only_a_newer_version_can_read_the_newest_checkpoint_no_older_one_is_taken(
+    lost: str, run: Run, store_name: str
+) -> None:
+    saved(run, store_name, [1, 2, 3])
+    store = MemoryStore(store_name)
+    if lost.startswith("data"):  # as after a prune, which needs no more than the compaction
+        compact(Repository(store), 3)
+        from_the_future(store, "manifests/00000003.base.json")
+        store.delete([one.key for one in store.list(lost)])
+    else:
+        from_the_future(store, lost)
+    again = Run(seed=8)
+    before = again.copy()
+    with checkpointer(again, store_name) as c, pytest.raises(FormatError, match="upgrade incremental_ckpt"):
+        c.resume_from_checkpoint()
+    assert_same(again.copy()["model"], before["model"])
 
 
 def test_what_a_run_that_did_not_resume_found_is_not_its_own_to_forget(run: Run, store_name: str) -> None:
@@ -417,7 +477,12 @@ def test_a_run_in_a_folder_comes_back_from_its_path(run: Run, tmp_path: Path) ->
     ("arguments", "error", "word"),
     [
         ({"kind": "sometimes"}, ValueError, "sometimes"), ({"busy": "later"}, ValueError, "later"),
-        ({"codec": "zip"}, FormatError, "zip"), ({"state": {"reader": 3}}, TypeError, "reader"),
+        ({"codec": "int5"}, ValueError, "codec must be one of 'auto', .*'int8', 'raw', not 'int5'"),
+        ({"codec": 8}, TypeError, "codec takes the name of a codec, one of 'auto', .*, not 8"),
+        ({"codec": None}, TypeError, "'raw', not None"), ({"codec": ["raw"]}, TypeError, "codec takes the name"),
+        ({"optimizer_codec": "auto"}, ValueError, "optimizer_codec .*'raw', not 'auto'; 'auto' is for weights"),
+        ({"optimizer_codec": 4}, TypeError, "optimizer_codec takes the name of a codec"),
+        ({"state": {"reader": 3}}, TypeError, "reader"),
         ({"optimizer": 3}, TypeError, "int"), ({"optimizer": "adam"}, TypeError, "str"),
         ({"when": "daily"}, TypeError, "when"), ({"when": EverySteps}, TypeError, "when"),
         ({"keep": 3}, TypeError, "keep"), ({"keep": [KeepLast]}, TypeError, "keep"),

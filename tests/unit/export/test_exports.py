@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from chains import Chain, column_parts, shard, values
+from dcp_rank import load_and_compare
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_runs import Run, assert_same
@@ -109,44 +109,19 @@ def test_a_dcp_directory_loads_into_the_module(finished: tuple[MemoryStore, Run]
     same_state(found, run)
 
 
-READ_SHARDED = """
-import sys
-import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh, zeros
-
-rank, meeting, place, expected = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-mesh = init_device_mesh("cpu", (2,))
-whole = torch.load(expected, weights_only=True)
-placements = {"tables.bag.weight": [Shard(0)], "tables.small.weight": [Shard(1)]}
-found = {
-    name: zeros(*tensor.shape, dtype=tensor.dtype, device_mesh=mesh, placements=placements[name])
-    if name in placements else torch.zeros_like(tensor)
-    for name, tensor in whole.items()
-}
-dcp.load(found, checkpoint_id=place)
-for name, tensor in whole.items():
-    mine = found[name].full_tensor() if isinstance(found[name], DTensor) else found[name]
-    assert torch.equal(mine, tensor), name
-dist.destroy_process_group()
-"""
-
-
 @pytest.mark.usefixtures("few_rows_at_once")
 def test_a_dcp_directory_loads_into_tables_that_two_ranks_share(
-    finished: tuple[MemoryStore, Run], tmp_path: Path
+    forks: ForkServerContext, finished: tuple[MemoryStore, Run], tmp_path: Path
 ) -> None:
     store, run = finished
     export(Repository(store), tmp_path / "out", "dcp")
     torch.save(dict(run.model.state_dict()), tmp_path / "expected.pt")
-    arguments = [str(tmp_path / "meeting"), str(tmp_path / "out"), str(tmp_path / "expected.pt")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", READ_SHARDED, str(rank), *arguments], env=environment)
-        for rank in range(2)
-    ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    ranks = [forks.Process(target=load_and_compare, args=(rank, tmp_path)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
 @pytest.mark.parametrize("format", FORMATS)

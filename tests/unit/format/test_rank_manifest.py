@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -199,6 +200,7 @@ MALFORMED: list[Change] = [
     lambda m: entry0(m)["at"].update(begin=0, end=48),
     lambda m: entry0(m)["at"].update(begin=100, end=52),
     lambda m: entry0(m)["at"].update(checksum="xyz"),
+    lambda m: entry0(m)["at"].update(checksum="f" * 17),
     lambda m: m["state"][0].pop("tree"),
     lambda m: m["state"][0].update(name=""),
     lambda m: m["state"][1].update(name="dense"),
@@ -224,6 +226,27 @@ def test_a_malformed_rank_manifest_is_corrupt(change: Change) -> None:
         RankManifest.from_bytes(changed(change), MANIFEST.key)
     assert caught.value.key == MANIFEST.key
     assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("shards[1].row_start", lambda m: m["shards"][1].update(row_start=-1)),
+        ("shards[1].cols", lambda m: m["shards"][1].pop("cols")),
+        ("shards[1].fields[0].name", lambda m: m["shards"][1]["fields"][0].update(name="")),
+        ("shards[1].fields[1].width", lambda m: m["shards"][1]["fields"][1].update(width=True)),
+        ("shards[0].rowsets[0].at", lambda m: shard0(m)["rowsets"][0].update(at=7)),
+        ("shards[0].entries[2]", lambda m: shard0(m)["entries"].__setitem__(2, [])),
+        ("shards[0].entries[2].at.end", lambda m: shard0(m)["entries"][2]["at"].update(end=1)),
+        ("shards[0].entries[3].at.checksum", lambda m: shard0(m)["entries"][3]["at"].update(checksum="é" * 16)),
+        ("shards[0].entries[3].rows.range[1]", lambda m: shard0(m)["entries"][3]["rows"].update(range=[0, 101])),
+        ("shards[0].entries[1].rows.set", lambda m: shard0(m)["entries"][1]["rows"].update(set=1)),
+        ("state[1].tensors[1].at.pack", lambda m: m["state"][1]["tensors"][1]["at"].update(pack="0")),
+    ],
+)
+def test_what_is_refused_is_named_by_its_place(place: str, change: Change) -> None:
+    with pytest.raises(CorruptionError, match=re.escape(f"{place} is ")):
+        RankManifest.from_bytes(changed(change), MANIFEST.key)
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS))

@@ -120,6 +120,18 @@ def test_nesting_up_to_the_limit_is_read_whatever_strings_contain() -> None:
         seal({"a": [deepest]})
 
 
+STRUCTURE = st.text(alphabet='"\\[]{}:,n', max_size=12)
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(st.dictionaries(STRUCTURE, st.lists(STRUCTURE, max_size=2) | st.dictionaries(STRUCTURE, STRUCTURE, max_size=2)))
+def test_a_name_that_occurs_twice_is_found_whatever_strings_contain(members: dict[str, object]) -> None:
+    body = json.dumps({"a": 1, "b": members}).encode()
+    assert unseal(sealed_by_hand(body[1:]), KEY)["b"] == members
+    with pytest.raises(CorruptionError, match="twice"):
+        unseal(sealed_by_hand(b'"a":1,' + body[1:]), KEY)
+
+
 def test_more_bytes_than_the_limit_are_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = seal({"a": "x" * 100})
     monkeypatch.setattr(sealed, "MAX_BYTES", len(raw) - 1)

@@ -8,20 +8,25 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import torch
+
 from incremental_ckpt.events import FailureEvent, IntervalEvent, SaveEvent
 from incremental_ckpt.policy import BusyPolicy, When
 from incremental_ckpt.schedule import Schedule
 
+_ROWS = torch.arange(3)
+
 
 @dataclass
 class Costs:
-    """Seconds; slowdown: how much longer a step takes while a save is persisted, as a share."""
+    """Seconds; slowdown: how much longer a step takes while a save is persisted, as a share; tracking: of each step."""
 
     step: float = 0.075
     stall: float = 0.02
     persist: float = 0.4
     slowdown: float = 0.04
     jitter: float = 0.0
+    tracking: float = 0.0
 
 
 @dataclass
@@ -47,6 +52,7 @@ class SimulatedJob:
     def __post_init__(self) -> None:
         self.noise = random.Random(7)
         self.schedule = Schedule(self.when, self.busy, lambda: self.now, alone=self.alone, grace=self.grace)
+        self.mark = self.schedule.timed(self._mark)
         self.durable_at: float | None = None
         self.persist_seconds = 0.0
 
@@ -61,10 +67,14 @@ class SimulatedJob:
             seconds = self.costs.step * (1 + self.costs.jitter * self.noise.uniform(-1, 1))
             useful += seconds
             self.now += seconds * (1 + self.costs.slowdown if self.in_flight else 1)
+            self.mark(0, _ROWS)
             self.step += 1
             with self.schedule.boundary(lambda: self.in_flight):
                 self._boundary()
         return 1 - useful / (self.now - begun)
+
+    def _mark(self, _table: int, _rows: torch.Tensor) -> None:
+        self.now += self.costs.tracking
 
     def _boundary(self) -> None:
         if self.durable_at is not None and self.now >= self.durable_at:

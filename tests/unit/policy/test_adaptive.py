@@ -37,6 +37,10 @@ class TestPace:
             # ceil(0.0701 / 0.0035) = 21
             (Costs(step=0.1, stall=0.0701, persist=0.0), 21, "budget"),
             (Costs(step=0.1), 1, "durable"),
+            # 0.015 of the 0.035 goes to tracking: ceil(0.07 / (0.02 * 0.1)) = 35
+            (Costs(step=0.1, stall=0.07, persist=1.0, tracking=0.015), 35, "budget"),
+            # a quarter of the budget is for saves in any case: ceil(0.07 / (0.00875 * 0.1)) = 80
+            (Costs(step=0.1, stall=0.07, persist=1.0, tracking=0.5), 80, "budget"),
         ],
     )
     def test_it_is_what_a_hand_computes(self, costs: Costs, steps: int, bound_by: str) -> None:
@@ -100,6 +104,12 @@ class TestRun:
         job = SimulatedJob((Adaptive(BUDGET),), JobCosts(stall=0.0, persist=2.0, slowdown=0.2))
         assert 0.5 * BUDGET < job.run(4000) <= BUDGET
 
+    @pytest.mark.parametrize("tracking", [0.0004, 0.001])
+    def test_tracking_counts_as_overhead(self, tracking: float) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=tracking))
+        assert 0.5 * BUDGET < job.run(4000) <= BUDGET
+        assert job.intervals[-1].tracking_seconds == pytest.approx(tracking)
+
     def test_it_stays_in_the_budget_when_interference_grows(self) -> None:
         job = SimulatedJob((Adaptive(BUDGET),))
         job.run(2000)
@@ -147,11 +157,12 @@ class TestRun:
 
 class TestState:
     def test_a_resumed_run_keeps_the_interval_without_another_profile(self) -> None:
-        job = SimulatedJob((Adaptive(BUDGET),))
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=0.0005))
         job.run(2000)
-        resumed = SimulatedJob((Adaptive(BUDGET),), step=2000)
+        resumed = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=0.0005), step=2000)
         resumed.schedule.begin(2000, None)
         resumed.schedule.load_state_dict(job.schedule.state_dict())
+        assert resumed.schedule.state_dict() == job.schedule.state_dict()
         resumed.run(100)
         assert resumed.saves[0] - 2000 == pytest.approx(job.spacing() + 1, abs=1)
 

@@ -27,19 +27,13 @@ GRACE = 60.0
 TIMEOUT = 120.0
 
 
-@pytest.fixture(scope="module")
-def forks() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    # torch.optim loads _dynamo when it is first used, which takes longer than such a life.
-    context.set_forkserver_preload(["torch._dynamo", "incremental_ckpt.checkpointer", "incremental_ckpt.testing"])
-    return context
-
-
 class Loop:
     """A model that is trained; ``at`` is called in the middle of each step."""
 
     def __init__(self, path: Path, at: Callable[[int], None], **arguments: Any) -> None:
-        self.model = torch.nn.EmbeddingBag(50, 4, mode="sum", sparse=True)
+        self.model: torch.nn.Module = torch.nn.EmbeddingBag(50, 4, mode="sum", sparse=True)
+        if torch.distributed.is_initialized():
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.store = FaultStore(LocalStore(str(path)))
         self.at = at

@@ -1,0 +1,216 @@
+"""Models that change under a Checkpointer: followed where a resume of the model as built brings them back, else refused
+at the next step or save, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from adapter_oracle import Watched, assert_same
+from torch import nn
+from torch.nn.utils import parametrize
+
+from incremental_ckpt import Checkpointer, SaveError
+from incremental_ckpt.adapters import adapt
+from incremental_ckpt.errors import CheckpointError, MismatchError
+from incremental_ckpt.storage import MemoryStore
+
+Change = Callable[["Run"], object]
+
+
+class Run:
+    """A table and a dense layer under one optimizer; rows 0 to 9 are looked up."""
+
+    def __init__(self, seed: int = 0, **of_optimizer: Any) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.ModuleDict({"table": nn.Embedding(20, 4, sparse=True), "over": nn.Linear(4, 1)})
+        self.model.register_buffer("later", None)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, **of_optimizer)
+
+    def step(self, number: int, rows: int = 10) -> None:
+        self.optimizer.zero_grad()
+        ids = torch.randint(0, rows, (5,), generator=torch.Generator().manual_seed(number))
+        self.model["over"](self.model["table"](ids).cos()).sum().backward()
+        self.optimizer.step()
+
+    def exchange(self, parameter: torch.Tensor, name: str = "table") -> None:
+        """Another parameter takes a weight's place, and its old one's in the optimizer."""
+        old = self.model[name].weight
+        self.model[name].weight = nn.Parameter(parameter)
+        members = self.optimizer.param_groups[0]["params"]
+        members[[id(p) for p in members].index(id(old))] = self.model[name].weight
+
+    @property
+    def rows(self) -> torch.Tensor:
+        weight: torch.Tensor = self.model["table"].weight.detach()
+        return weight
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        return {name: value.clone() for name, value in self.model.state_dict().items()}
+
+
+def rebuild(run: Run) -> None:
+    old = run.model["table"].weight
+    run.model["table"] = nn.Embedding(20, 4, sparse=True)
+    members = run.optimizer.param_groups[0]["params"]
+    members[[id(p) for p in members].index(id(old))] = run.model["table"].weight
+
+
+def add_later(run: Run) -> None:
+    run.model.later = torch.arange(3.0)
+
+
+FOLLOWED: dict[str, Change] = {
+    "another parameter": lambda run: run.exchange(run.rows * 2),
+    "another dense parameter": lambda run: run.exchange(torch.ones(1, 4), "over"),
+    "other memory": lambda run: setattr(run.model["table"].weight, "data", run.rows * 2),
+    "another dtype and back": lambda run: run.model.to(torch.bfloat16).to(torch.float32),
+    "a loaded state": lambda run: run.model.load_state_dict(Run(seed=5).model.state_dict()),
+    "an assigned state": lambda run: run.exchange(Run(seed=5).rows),
+    "a module built anew": rebuild,
+    "a buffer that had no value": add_later,
+}
+
+
+@pytest.mark.parametrize("trained_after", [False, True])
+@pytest.mark.parametrize("change", FOLLOWED.values(), ids=FOLLOWED.keys())
+def test_what_has_taken_a_place_of_the_same_name_and_shape_is_in_the_next_delta(
+    change: Change, trained_after: bool, store_name: str
+) -> None:
+    run = Run()
+    states = []
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer, kind="consecutive") as c:
+        for number in range(4):
+            if number == 2:
+                change(run)
+            if number != 2 or trained_after:
+                run.step(number)
+            info = c.save_checkpoint(number).wait()
+            states.append(run.copy())
+    assert info.kind == "delta"
+    for number, state in enumerate(states):
+        again = Run(seed=9)
+        with Checkpointer(again.model, MemoryStore(store_name), optimizer=again.optimizer) as c:
+            assert c.resume_from_checkpoint(number) is not None
+        assert_same(again.copy(), state)
+
+
+def longer(run: Run) -> None:
+    run.exchange(torch.cat([run.rows, torch.ones(5, 4)]))
+
+
+def shorter(run: Run) -> None:
+    run.model["table"].weight.data = run.rows[:10].clone()
+
+
+def wider(run: Run) -> None:
+    run.exchange(torch.ones(20, 6))
+    run.exchange(torch.ones(1, 6), "over")
+
+
+@pytest.mark.parametrize(("change", "now"), [(longer, "25 x 4"), (shorter, "10 x 4"), (wider, "20 x 6")])
+@pytest.mark.parametrize("at_the_step", [True, False])
+def test_a_table_of_another_shape_is_refused_by_name_at_the_step_and_at_every_save(
+    change: Change, now: str, at_the_step: bool, store_name: str
+) -> None:
+    run = Run()
+    words = f"table 'table' is {now} now and was 20 x 4 when the Checkpointer was made"
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:
+        run.step(1)
+        c.save_checkpoint(1).wait()
+        change(run)
+        if at_the_step:
+            before = run.copy()
+            with pytest.raises(CheckpointError, match=words):
+                run.step(2)
+            assert_same(run.copy(), before)
+        for number in (2, 3):
+            with pytest.raises(SaveError, match=words):
+                c.save_checkpoint(number)
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:  # as the error says
+        run.step(4)
+        assert c.save_checkpoint(4).wait().kind == "base"
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "a new layer": (
+        lambda run: run.model.update({"head": nn.Linear(2, 2)}), "'head.bias', 'head.weight' were added. A resume"
+    ),
+    "a new buffer": (lambda run: run.model.register_buffer("seen", torch.zeros(1)), "'seen' were added"),
+    "a layer less": (lambda run: run.model.pop("over"), "'over.bias', 'over.weight' were removed"),
+    "a longer layer": (lambda run: run.exchange(torch.ones(3, 4), "over"), "'over.weight' have another shape"),
+    "a new table": (lambda run: run.model.update({"more": nn.Embedding(2, 2)}), "'more' were added"),
+    "a table less": (lambda run: run.model.pop("table"), "'table' were removed"),
+    "a module with another table": (
+        lambda run: run.model.update({"table": nn.Embedding(21, 4)}), "'table' have another shape or optimizer"
+    ),
+    "a module whose table has no optimizer": (
+        lambda run: run.model.update({"table": nn.Embedding(20, 4)}), "'table' have another shape or optimizer"
+    ),
+    "a parametrized table": (
+        lambda run: parametrize.register_parametrization(run.model["table"], "weight", nn.Identity()), "'table' were"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_model_that_a_resume_of_the_model_as_built_would_refuse_cannot_be_saved(
+    change: Change, words: str, store_name: str
+) -> None:
+    run = Run()
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:
+        c.save_checkpoint(1).wait()
+        change(run)
+        for number in (2, 3):
+            with pytest.raises(SaveError, match=words):
+                c.save_checkpoint(number)
+    with Checkpointer(run.model, MemoryStore(store_name)) as c:  # as the error says
+        assert c.save_checkpoint(4).wait().kind == "base"
+
+
+def test_a_parametrized_table_stops_training_by_name_and_not_in_the_middle_of_a_step() -> None:
+    run = Run()
+    Watched(run.model, run.optimizer)
+    run.step(1)
+    parametrize.register_parametrization(run.model["table"], "weight", nn.Identity())
+    with pytest.raises(CheckpointError, match=r"table 'table' has no parameter 'weight' any more"):
+        run.step(2)
+
+
+def test_an_error_about_other_shards_is_raised_again_and_forgets_nothing() -> None:
+    run = Run()
+    watched = Watched(run.model, run.optimizer)
+    table = run.model["table"]
+    run.model["table"] = nn.Embedding(3, 4)
+    for _ in range(2):
+        with pytest.raises(MismatchError, match="'table' have another shape"):
+            watched.adapter.tables()
+    run.model["table"] = table
+    run.step(1)
+    assert watched.changed() == watched.marked != {}
+
+
+def test_a_group_of_parameters_that_was_added_is_named_at_the_resume(store_name: str) -> None:
+    run = Run()
+    more = nn.Parameter(torch.zeros(2))
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:
+        run.optimizer.add_param_group({"params": [more]})
+        c.save_checkpoint(1).wait()
+    again = Run()
+    with (
+        Checkpointer(again.model, MemoryStore(store_name), optimizer=again.optimizer) as c,
+        pytest.raises(MismatchError, match="optimizer '0' has 1 parameter groups, 2 in the checkpoint: make the same"),
+    ):
+        c.resume_from_checkpoint()
+
+
+def test_names_of_optimizer_state_are_those_of_the_parameters_that_are_there_now() -> None:
+    run = Run(momentum=0.9)
+    run.model["table"].sparse = False
+    adapter = adapt(run.model, run.optimizer)
+    run.step(1)
+    run.exchange(torch.ones(1, 4), "over")
+    run.step(2)
+    assert set(adapter.state()["optimizer"]["0"]["state"]) == {"table.weight", "over.weight", "over.bias"}
