@@ -20,7 +20,8 @@ PROFILED_STEPS = 20
 
 _MEMORY = 1024  # steps: older ones weigh less than 1/e. Slowdown is a difference of means, so they have to be steady
 _PAUSE = 100  # times the mean: no step but an evaluation, a debugger, a suspended machine
-_CAUTION = 1.2  # a difference of noisy means is taken that much larger, so that the budget holds all the same
+_CAUTION = 1.2  # a difference of noisy means is taken that much larger, so that the budget holds all the same; so is
+# tracking, of which the hooks around the marks are not measured
 _SAVES = 0.7  # how much of what was known of earlier saves still counts when one more is known
 
 
@@ -118,7 +119,7 @@ class CostMeter:
             return None
         return Costs(
             self._undisturbed.step, self._stall, self._persist, self._slowdown, self._per_save,
-            durable=not self._in_flight, tracking=self._tracking.step / self._undisturbed.step,
+            durable=not self._in_flight, tracking=_CAUTION * self._tracking.step / self._undisturbed.step,
         )  # fmt: skip
 
     @property

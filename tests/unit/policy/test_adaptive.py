@@ -108,7 +108,7 @@ class TestRun:
     def test_tracking_counts_as_overhead(self, tracking: float) -> None:
         job = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=tracking))
         assert 0.5 * BUDGET < job.run(4000) <= BUDGET
-        assert job.intervals[-1].tracking_seconds == pytest.approx(tracking)
+        assert job.intervals[-1].tracking_seconds == pytest.approx(1.2 * tracking)
 
     def test_it_stays_in_the_budget_when_interference_grows(self) -> None:
         job = SimulatedJob((Adaptive(BUDGET),))
