@@ -2,7 +2,7 @@
 # make test          every check that CI runs                (PYTEST_FLAGS="-k name": a part of the tests)
 # make test-long     the schedules and the state machine, 50 times as long as in make test (SEARCH=n: n times),
 #                    then kills of ranks, ten times as many (KILLS=n)
-# make crash-loop    30,000 deaths over every store, then every kind of damage    (DEATHS=n, FIRST_SEED=n)
+# make crash-loop    30,000 deaths over every store, then every kind of damage    (DEATHS=n, FIRST_SEED=n; TALLY=file goes on)
 # make fuzz          atheris over every parser of the format                      (SECONDS=n)
 # make bench         the benchmark of docs/benchmarks.md on this machine, some 8 minutes (BENCH_FLAGS="--rows 200000 ...")
 # make bench-full    all of docs/benchmarks.md, some 40 minutes    (16 GB of free memory for 50M rows, else fewer)
@@ -44,7 +44,8 @@ test-long: $(READY_TO_TEST)
 		tests/distributed/test_shardings.py tests/distributed/test_rank_counts.py $(PYTEST_FLAGS)
 
 crash-loop: $(READY_TO_TEST)
-	OMP_NUM_THREADS=1 $(RUN) tests/crash/crash_loop.py --deaths $(DEATHS) --first-seed $(FIRST_SEED) --workers $(WORKERS)
+	OMP_NUM_THREADS=1 $(RUN) tests/crash/crash_loop.py --deaths $(DEATHS) --first-seed $(FIRST_SEED) --workers $(WORKERS) \
+		$(if $(TALLY),--tally "$(TALLY)")
 	OMP_NUM_THREADS=1 ICKPT_SEARCH=$(SEARCH) $(RUN) -m pytest -s -o faulthandler_timeout=3600 tests/crash/test_damage_over_stores.py
 
 fuzz: $(READY_TO_TEST)
@@ -77,7 +78,7 @@ export-check: $(READY_TO_TEST)
 clean:
 	rm -rf $(VENV)
 
-$(READY_TO_RUN): pyproject.toml requirements/run.txt requirements/no-deps.txt
+$(READY_TO_RUN): pyproject.toml incremental_ckpt/codecs/_span.c requirements/run.txt requirements/no-deps.txt
 	@echo "setting up $(VENV) (once; some minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -r requirements/run.txt

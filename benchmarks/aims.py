@@ -81,5 +81,11 @@ AIMS: Sequence[Aim] = (
     Aim("fewer bytes at 26 % changed, int4", "fewer bytes", "^int4"),
     Aim("fewer bytes at 26 % changed, int2", "fewer bytes", "^int2"),
     Aim("resume of a base and 20 deltas / `dcp.load`", "resume", r"\bdeltas / dcp.load"),
+    Aim(
+        "run time with `Adaptive(max_overhead=0.035)` / without", "recovery", "^run time",
+        "windows of some seconds differ by more than the budget among themselves on this machine (see the quartiles)",
+    ),
     Aim("expected recovery time at 3.5 % overhead, `dcp.save` / ours", "recovery", "^expected recovery"),
+    Aim("upload to S3 (moto) / boto3's `upload_file`", "stores", "^upload, s3: .*_file$"),
+    Aim("download from S3 (moto) / boto3's `download_file`", "stores", "^download, s3: .*_file$"),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from rows import Row, Target, ratio_row  # noqa: E402 - the path comes first
 from timing import rounds_of  # noqa: E402
 
 from incremental_ckpt.codecs import codec_named  # noqa: E402
+from incremental_ckpt.codecs.compiled import SPAN_LOOP  # noqa: E402
 from incremental_ckpt.codecs.grid import GridSearch  # noqa: E402
 from incremental_ckpt.codecs.rowwise import RowwiseCodec  # noqa: E402
 from incremental_ckpt.format.rowset import encode_rows  # noqa: E402
@@ -55,6 +56,7 @@ def _result(arguments: argparse.Namespace, rows: list[Row]) -> dict[str, Any]:
     from conditions import conditions
 
     facts = conditions(Path(tempfile.gettempdir())) | {"rows": arguments.rows, "dim": arguments.dim, "threads": 1}
+    facts["compiled_loop"] = SPAN_LOOP is not None
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "conditions": facts,
@@ -80,7 +82,7 @@ def speed(arguments: argparse.Namespace) -> list[Row]:
     values = table("normal", arguments.rows, arguments.dim)
     few = np.ascontiguousarray(values[: arguments.greedy_rows])
     tensor, few_tensor = torch.from_numpy(values), torch.from_numpy(few)
-    plain = RowwiseCodec("plain int4", GridSearch(4, shrinks=(), rounds=0))
+    plain = RowwiseCodec("plain int4", GridSearch(4, shrinks=(), rounds=0), SPAN_LOOP)
     fbgemm, torch_ops = torch.ops.fbgemm, torch.ops.quantized
     found = [
         _speed_row("encode int8", "FBGEMM", encoder(codec_named("int8"), values),

@@ -148,7 +148,7 @@ class CostMeter:
             float(n) for n in numbers if n is not None
         )
         self._undisturbed = _Mean(step_seconds, steps)
-        self._tracking = _Mean(tracking, steps)
+        self._tracking = _Mean(tracking, steps if "tracking_seconds" in state else 0.0)
         self._disturbed = _Mean(disturbed_seconds, disturbed_steps)
         per_save = state.get("per_save")
         self._measured_a_save = per_save is not None

@@ -125,7 +125,9 @@ class Checkpointer:
         self._ranks = coordinator(settings.vote_timeout)
         self._opened_store = isinstance(store, str | os.PathLike)
         opened = open_together(
-            self._ranks, lambda: (Repository(open_store(store)), adapt(model, optimizer)), self._user_state
+            self._ranks,
+            lambda: (Repository(open_store(store)), adapt(model, optimizer, strict=strict)),
+            self._user_state,
         )
         self._repository, self._adapter = opened.repository, opened.adapter
         self._compactions = self._compactions_of(store)
@@ -181,7 +183,7 @@ class Checkpointer:
             self._saver.restart()
             return None
         source = resumed.chain[-1]
-        for difference in differences(source.environment, self._environment):
+        for difference in differences(source.environment, self._environment) if source.environment else ():
             log.warning(
                 "the run that saved seq %d had other surroundings, so it need not be repeated bit for bit: %s",
                 source.seq,
@@ -363,6 +365,12 @@ class Checkpointer:
             return
         self._closed = True
         atexit.unregister(self.close)
+        if self._ranks.rank == 0 and (step := self._schedule.deferred_since) is not None:
+            log.warning(
+                "a save was due at step %d, was put off while the one before was not durable, and is not made any "
+                "more: call save_checkpoint(step) before the end to keep the last steps",
+                step,
+            )
         try:
             self._saver.close(self._settings.drain_timeout)
         finally:

@@ -148,8 +148,8 @@ Mark = Callable[[int, "torch.Tensor"], None]
 "table's device."""
 
 
-class ModelAdapter(Protocol):
-    """The one seam to models: where the rows are, when they change, and all state that is not rows."""
+class WatchedModel(Protocol):
+    """What a save needs of a model: where the rows are, when they change, and all state that is not rows."""
 
     def tables(self) -> Sequence[Table]:
         """All tables of this rank, always in the same order and number; their tensors may be replaced between calls.
@@ -164,11 +164,18 @@ class ModelAdapter(Protocol):
     def unwatch(self) -> None:
         """Remove every hook that watch installed."""
 
+    def begin(self) -> None:
+        """The model is now as a resume will find it: from here on no parameters or buffers may come or go."""
+
     def state(self) -> Mapping[str, Any]:
         """All state that is not rows, as nested containers whose tensors may alias live memory: ``dense`` (parameters
         and buffers by name), ``optimizer`` (without the rows' fields), ``fused`` (counters of fused optimizers), and
         under ``replicated`` the names of the parameters that all ranks hold alike. Raises SaveError in the middle of a
         step (a fused update ran since the dense optimizer's last step)."""
+
+
+class RestorableModel(Protocol):
+    """What a resume needs of a model."""
 
     def differences(self, fields: Mapping[str, Sequence[Field]], state: Mapping[str, Any]) -> Sequence[Difference]:
         """How the model differs from a checkpoint, but for the names and shapes of its tables. Nothing is changed.
@@ -184,3 +191,7 @@ class ModelAdapter(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Put back what ``state`` gave, as far as the model has it; rows are prepared and restored."""
+
+
+class ModelAdapter(WatchedModel, RestorableModel, Protocol):
+    """The one seam to models."""

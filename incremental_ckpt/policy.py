@@ -160,6 +160,8 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         _check_positive("Adaptive", "share of training time", self.max_overhead)
+        if self.max_overhead >= 1:
+            raise ValueError(f"Adaptive takes a share of training time, 0.035 for 3.5 %, not {self.max_overhead}")
         if self.mtbf is not None:
             _check_positive("Adaptive", "mtbf in seconds, or None", self.mtbf, at_most=math.inf)
 

@@ -108,6 +108,7 @@ class Saver:
         no row is marked, and no save is in flight."""
         self._forget_flight()
         self._last_step = None
+        self._adapter.begin()
         self._parent_shards = tuple(t.shard for t in self._adapter.tables())
         self._tracker.reset()
 

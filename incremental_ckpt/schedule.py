@@ -187,6 +187,11 @@ class Schedule:
         return Late(deferred, waited_seconds, self._skipped)
 
     @property
+    def deferred_since(self) -> int | None:
+        """The step at which a save was due that is still put off."""
+        return self._first_deferred
+
+    @property
     def skipped(self) -> int:
         """Saves left out since the last one."""
         return self._skipped

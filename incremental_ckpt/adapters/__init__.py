@@ -13,7 +13,7 @@ from incremental_ckpt.model import ModelAdapter
 __all__ = ["adapt"]
 
 
-def adapt(model: nn.Module, optimizer: object = None) -> ModelAdapter:
+def adapt(model: nn.Module, optimizer: object = None, *, strict: bool = True) -> ModelAdapter:
     """The adapter of a model.
 
     Args:
@@ -21,6 +21,7 @@ def adapt(model: nn.Module, optimizer: object = None) -> ModelAdapter:
             ``nn.Embedding(Bag)``, in any mixture.
         optimizer: a torch optimizer, a TorchRec KeyedOptimizer (combined, wrapped), a list or a mapping of them, or
             None. Fused optimizers need not be given; where they are, their rows are not saved twice.
+        strict: parameters and buffers may not come or go under way, since a strict resume would refuse them.
 
     Raises:
         CheckpointError: the model has tables whose rows cannot be reached (SSD, key-value stores).
@@ -28,4 +29,4 @@ def adapt(model: nn.Module, optimizer: object = None) -> ModelAdapter:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model takes an nn.Module, not {model!r}")
-    return CompositeAdapter(model, optimizer)
+    return CompositeAdapter(model, optimizer, strict=strict)

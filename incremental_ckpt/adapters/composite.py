@@ -32,13 +32,15 @@ class CompositeAdapter:
     Args:
         model: any module.
         optimizer: a torch optimizer, a TorchRec KeyedOptimizer, a list or a mapping of them, or None.
+        strict: parameters and buffers may not come or go, since a strict resume would refuse them.
 
     Raises:
         CheckpointError: the model has tables whose rows cannot be reached.
     """
 
-    def __init__(self, model: nn.Module, optimizer: object = None) -> None:
+    def __init__(self, model: nn.Module, optimizer: object = None, *, strict: bool = True) -> None:
         self._model = model
+        self._strict = strict
         self._given = optimizer
         self._handles: list[RemovableHandle] = []
         self._mark: Mark | None = None
@@ -46,7 +48,7 @@ class CompositeAdapter:
         self._updated_in_backward = False
         self._fields: Mapping[str, Sequence[Field]] = {}
         self._found = discover(model, optimizer)
-        self._shapes, self._absent = self._found.dense.shapes(), self._found.dense.absent()
+        self.begin()
         self._warn_of_optimizers_that_do_not_fit()
 
     def tables(self) -> Sequence[Table]:
@@ -62,6 +64,9 @@ class CompositeAdapter:
         assert self._mark is None, "watched already"
         self._mark, self._mark_all = mark, mark_all
         self._watch_sources()
+
+    def begin(self) -> None:
+        self._shapes, self._absent = self._found.dense.shapes(), self._found.dense.absent()
 
     def unwatch(self) -> None:
         for source in self._found.sources:
@@ -131,8 +136,8 @@ class CompositeAdapter:
         """A resume begins with the model as the Checkpointer was given it."""
         then = self._shapes
         found = [
-            ("were added", dense.keys() - then.keys() - self._absent),
-            ("were removed", then.keys() - dense.keys()),
+            ("were added", dense.keys() - then.keys() - self._absent if self._strict else set()),
+            ("were removed", then.keys() - dense.keys() if self._strict else set()),
             (
                 "have another shape",
                 {n for n, shape in then.items() if shape is not None and n in dense and dense[n].shape != shape},
@@ -141,9 +146,9 @@ class CompositeAdapter:
         told = [f"{_named(names)} {what}" for what, names in found if names]
         if told:
             raise SaveError(
-                f"the model is not as it was when the Checkpointer was made: {'; '.join(told)}. A resume begins with "
-                "the model as it is built and would refuse this checkpoint. Make such changes before the Checkpointer; "
-                "after them, close this one and make a new one"
+                f"the model is not as it was when the Checkpointer was made or resumed: {'; '.join(told)}. A resume "
+                "begins with the model as it is built and would refuse this checkpoint. Make such changes before the "
+                "Checkpointer; after them, close this one and make a new one"
             )
 
     def _warn_of_optimizers_that_do_not_fit(self) -> None:

@@ -21,6 +21,7 @@ from incremental_ckpt.model import Difference
 
 # Wrappers without state of their own, or with state under parameters of their own. Others may keep more and are leaves.
 _WRAPPERS = frozenset({"KeyedOptimizerWrapper", "OptimizerWrapper", "LightningOptimizer", "AcceleratedOptimizer"})
+_BY_PLACE = " (those of a list are known by their place: give them in the same order, or in a mapping)"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Optimizers:
         """How these optimizers differ from ``saved``."""
         known = {leaf.name for leaf in self.leaves} | {extra.name for extra in self._extras}
         found = [
-            Difference(f"optimizer {leaf.name!r} is not in the checkpoint")
+            Difference(f"optimizer {leaf.name!r} is not in the checkpoint{_BY_PLACE}")
             for leaf in self.leaves
             if leaf.name not in saved and not set(self._names_of(leaf).values()) <= restored.keys()
         ]
@@ -147,7 +148,10 @@ class Optimizers:
         if any(leaf.name == known.name for known in self.leaves):
             leaf.name = f"{leaf.name}#{len(self.leaves)}"
         if not hasattr(leaf.optimizer, "param_groups"):
-            raise TypeError(f"optimizer {leaf.name!r} is a {type(leaf.optimizer).__name__}, not a torch optimizer")
+            raise TypeError(
+                f"optimizer {leaf.name!r} is a {type(leaf.optimizer).__name__}, not a torch optimizer: what else has "
+                "a state belongs into state={...}"
+            )
         # KeyedOptimizer's constructor does not do what makes step() run the step hooks.
         leaf.optimizer._patch_step_function()
         self.leaves.append(leaf)
@@ -185,7 +189,7 @@ class Optimizers:
     def _leaf_differences(self, leaf: Leaf, saved: Mapping[str, Any], restored: Restored) -> list[Difference]:
         names, what = self._names_of(leaf), f"optimizer {leaf.name!r}"
         if saved.get("class", leaf.kind) != leaf.kind:
-            return [Difference(f"{what} is a {leaf.kind}, in the checkpoint a {saved['class']}", fatal=True)]
+            return [Difference(f"{what} is {leaf.kind}, in the checkpoint {saved['class']}{_BY_PLACE}", fatal=True)]
         groups, live = saved["param_groups"], leaf.optimizer.param_groups
         if len(groups) != len(live):
             text = f"{what} has {len(live)} parameter groups, {len(groups)} in the checkpoint: make the same at first"

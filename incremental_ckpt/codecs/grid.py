@@ -90,6 +90,9 @@ class GridSearch:
         bits: of a code, 2 to 8.
         shrinks: what to cut off either end of the span before the search, in steps, at most a half.
         rounds: of least squares.
+
+    Attributes:
+        of_span: nothing is sought: of float32 and float64 rows the grid is the one that spans them.
     """
 
     def __init__(self, bits: int, *, shrinks: tuple[float, ...], rounds: int) -> None:
@@ -98,6 +101,7 @@ class GridSearch:
         self._unit = offset_unit(bits)
         self._starts = tuple(product(shrinks, repeat=2))
         self._rounds = rounds
+        self.of_span = rounds == 0
 
     def fit(self, values: Float32s, dtype: str, codes: npt.NDArray[np.uint8], memory: Memory) -> Fit:
         """Choose grids and fill in codes.
@@ -115,6 +119,7 @@ class GridSearch:
         return self._fit_span(values, codes, memory)
 
     def _fit_span(self, values: Float32s, codes: npt.NDArray[np.uint8], memory: Memory) -> Fit:
+        # _span.c does the same in the same order: whoever changes one changes the other.
         values = np.ascontiguousarray(values)
         lowest, highest = _ends(values)
         grid, span = self._spanning(lowest, highest)

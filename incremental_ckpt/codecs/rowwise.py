@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from incremental_ckpt.codecs.base import Encoded
 from incremental_ckpt.codecs.bits import pack, payload_bytes, unpack
+from incremental_ckpt.codecs.compiled import HEADER_BYTES, SPAN_LOOP, SpanLoop
 from incremental_ckpt.codecs.grid import GridSearch, Memory, offset_of, step_of
 from incremental_ckpt.codecs.values import UNIT_ROUNDOFF, Float32s, float32_of, in_dtype, numbers_of
 from incremental_ckpt.model import Field
 
-HEADER_BYTES = 4
 _BLOCK_BYTES = 1 << 20
 _CONSTANT = slice(2, 6)
 _MOST_SETTLING = 4
@@ -22,12 +22,17 @@ _Mask = npt.NDArray[np.bool_]
 
 
 class RowwiseCodec:
-    """Args: search: finds the grid of each row; its bits are the codec's."""
+    """
+    Args:
+        search: finds the grid of each row; its bits are the codec's.
+        loop: for rows of float32 whose grid is the one that spans them; their records are the same without it.
+    """
 
-    def __init__(self, name: str, search: GridSearch) -> None:
+    def __init__(self, name: str, search: GridSearch, loop: SpanLoop | None = None) -> None:
         self.name = name
         self._search = search
         self._bits = search.bits
+        self._loop = loop if search.of_span and search.bits in SpanLoop.BITS else None
 
     def record_bytes(self, field: Field) -> int:
         return HEADER_BYTES + payload_bytes(field.width, self._bits)
@@ -35,6 +40,9 @@ class RowwiseCodec:
     def encode(self, rows: np.ndarray, field: Field) -> Encoded:
         records = np.empty((len(rows), self.record_bytes(field)), dtype=np.uint8)
         held = np.empty(len(rows), dtype=np.bool_)
+        if self._loop is not None and field.dtype == "float32" and len(rows):
+            self._loop.encode(np.require(numbers_of(rows, field), requirements="A"), self._bits, records, held)
+            return Encoded.of(records, held)
         step = max(1, _BLOCK_BYTES // (4 * field.width))
         memory = Memory(min(step, len(rows)) * field.width)
         with np.errstate(all="ignore"):
@@ -123,7 +131,7 @@ class RowwiseCodec:
 
 
 _SHRINKS = (0.0, 0.25, 0.5)
-INT8 = RowwiseCodec("int8", GridSearch(8, shrinks=(), rounds=0))
+INT8 = RowwiseCodec("int8", GridSearch(8, shrinks=(), rounds=0), SPAN_LOOP)
 INT4 = RowwiseCodec("int4", GridSearch(4, shrinks=_SHRINKS, rounds=2))
 INT3 = RowwiseCodec("int3", GridSearch(3, shrinks=_SHRINKS, rounds=2))
 INT2 = RowwiseCodec("int2", GridSearch(2, shrinks=_SHRINKS, rounds=2))

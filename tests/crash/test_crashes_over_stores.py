@@ -29,7 +29,8 @@ def _bucket() -> object:
 def test_runs_that_die_at_random_writes_lose_nothing_over_any_store(name: str, tmp_path: Path) -> None:
     deaths = deaths_over(PLACES[name], tmp_path, count(), DEATHS[name])
     trainers = sum(number for kind, number in deaths.items() if kind.startswith("training"))
-    assert 2 * trainers > deaths.total()
+    assert trainers > 0
+    assert deaths.total() >= DEATHS[name]
     print(f"{name}: {deaths.total()} deaths, {deaths.total() - trainers} of them of upkeep")
 
 

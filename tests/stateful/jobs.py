@@ -55,6 +55,9 @@ class Model:
     def unwatch(self) -> None:
         self._mark = None
 
+    def begin(self) -> None:
+        """Its state never changes shape."""
+
     def state(self) -> State:
         return {"dense": {"weight": self.dense}, "optimizer": {}, "fused": [], "replicated": ("weight",)}
 

@@ -214,3 +214,47 @@ def test_names_of_optimizer_state_are_those_of_the_parameters_that_are_there_now
     run.exchange(torch.ones(1, 4), "over")
     run.step(2)
     assert set(adapter.state()["optimizer"]["0"]["state"]) == {"table.weight", "over.weight", "over.bias"}
+
+
+class _Seen(nn.Module):
+    """A layer that makes a buffer in its first forward."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", torch.ones(2))
+        return rows
+
+
+def with_lazy_buffer() -> Run:
+    run = Run()
+    run.model["seen"] = _Seen()
+    return run
+
+
+@pytest.mark.parametrize("first_life_warms_up_before", [True, False])
+def test_what_a_warm_up_before_the_resume_makes_belongs_to_the_model(
+    first_life_warms_up_before: bool, store_name: str
+) -> None:
+    for life in (1, 2, 3):
+        run = with_lazy_buffer()
+        if first_life_warms_up_before and life == 1:
+            run.model["seen"](run.rows)
+        with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as checkpointer:
+            run.model["seen"](run.rows)
+            progress = checkpointer.resume_from_checkpoint()
+            assert (progress.step if progress else 0) == life - 1
+            run.step(life)
+            checkpointer.save_checkpoint(life).wait()
+
+
+def test_what_appears_after_the_resume_is_refused_unless_resumes_are_not_strict(store_name: str) -> None:
+    run = with_lazy_buffer()
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as checkpointer:
+        checkpointer.resume_from_checkpoint()
+        run.model["seen"](run.rows)
+        with pytest.raises(SaveError, match=r"'seen.seen' were added"):
+            checkpointer.save_checkpoint(1)
+    run = with_lazy_buffer()
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer, strict=False) as checkpointer:
+        run.model["seen"](run.rows)
+        checkpointer.save_checkpoint(1).wait()

@@ -96,3 +96,20 @@ def of_any_bits(rng: np.random.Generator, rows: int, of: Field) -> np.ndarray:
     raw[kind == 1] = good[kind == 1]
     raw[np.flatnonzero(kind == 1), rng.integers(0, of.width, len(foreign))] = foreign
     return raw.reshape(rows, of.row_bytes)
+
+
+def rows_of_all_kinds(seed: int, width: int, dtype: str) -> tuple[np.ndarray, Field]:
+    """Of both signs and of one, with zeros of both signs, NaN, infinities and ties, with offsets that barely fit, and
+    with steps that round a hair below a tie."""
+    rng = np.random.default_rng(seed)
+    values = ordinary(rng, 40, width)
+    zeros = np.where(rng.random(values.shape) < 0.3, np.float32(0), values)
+    zeros = np.where(rng.random(values.shape) < 0.3, np.float32(-0.0), zeros)
+    ties = rng.integers(-9, 10, values.shape).astype(np.float32) / 4
+    steps = 1 + 2.0**-10 * (1 - rng.uniform(0, 0.01, (40, 1)))
+    places = rng.uniform(0, 255, values.shape)
+    places[:, :1], places[:, 1:2] = 0, 255
+    far = (steps * (places + rng.integers(-32760, 32760, (40, 1)) / 2 + 0.2499)).astype(np.float32)
+    of = field(width, dtype)
+    ordinary_ones = [table(v, dtype)[0] for v in (values, np.abs(values), -np.abs(values), zeros, ties, far)]
+    return np.concatenate([*ordinary_ones, of_any_bits(rng, 60, of)]), of

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from codec_oracle import field, of_any_bits, ordinary, table
+from codec_oracle import ordinary, rows_of_all_kinds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from incremental_ckpt.codecs import grid
 from incremental_ckpt.codecs.grid import GridSearch, Memory, _Block, _ends
 from incremental_ckpt.codecs.rowwise import RowwiseCodec
-from incremental_ckpt.model import Field
 
 SPANNING = {bits: RowwiseCodec("spanning", GridSearch(bits, shrinks=(), rounds=0)) for bits in (8, 4, 3, 2)}
 widths = st.one_of(st.integers(1, 20), st.sampled_from([31, 32, 63, 64, 100]))
 seeds = st.integers(0, 2**32 - 1)
 bits_of_a_code = pytest.mark.parametrize("bits", SPANNING)
-
-
-def rows_of_all_kinds(seed: int, width: int, dtype: str) -> tuple[np.ndarray, Field]:
-    """Of both signs and of one, with zeros of both signs, NaN, infinities and ties, with offsets that barely fit, and
-    with steps that round a hair below a tie."""
-    rng = np.random.default_rng(seed)
-    values = ordinary(rng, 40, width)
-    zeros = np.where(rng.random(values.shape) < 0.3, np.float32(0), values)
-    zeros = np.where(rng.random(values.shape) < 0.3, np.float32(-0.0), zeros)
-    ties = rng.integers(-9, 10, values.shape).astype(np.float32) / 4
-    steps = 1 + 2.0**-10 * (1 - rng.uniform(0, 0.01, (40, 1)))
-    places = rng.uniform(0, 255, values.shape)
-    places[:, :1], places[:, 1:2] = 0, 255
-    far = (steps * (places + rng.integers(-32760, 32760, (40, 1)) / 2 + 0.2499)).astype(np.float32)
-    of = field(width, dtype)
-    ordinary_ones = [table(v, dtype)[0] for v in (values, np.abs(values), -np.abs(values), zeros, ties, far)]
-    return np.concatenate([*ordinary_ones, of_any_bits(rng, 60, of)]), of
 
 
 @bits_of_a_code

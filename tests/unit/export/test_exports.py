@@ -276,6 +276,16 @@ def test_what_is_no_saved_model_is_named(tmp_path: Path) -> None:
     assert store.listing().seqs == ()
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"hello\n", b"root:x:0:0:root\n", b"\x80\x02", b"\x80\x02}q\x00.", b"PK\x03\x04", bytes(range(256)) * 4],
+)
+def test_bytes_that_torch_did_not_write_are_no_fault_of_ours(tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "model.pt").write_bytes(raw)
+    with pytest.raises((FormatError, CorruptionError), match=r"model\.pt"):
+        import_checkpoint(tmp_path / "model.pt", Repository(MemoryStore()))
+
+
 def test_tables_that_are_none_are_refused(tmp_path: Path) -> None:
     torch.save({"a.weight": torch.zeros(2, 2), "norm.weight": torch.zeros(5)}, tmp_path / "m.pt")
     with pytest.raises(MismatchError, match="no table 'b'"):

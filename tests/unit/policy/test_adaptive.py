@@ -69,6 +69,11 @@ class TestPace:
         with pytest.raises(ValueError, match="positive"):
             Adaptive(*arguments)
 
+    @pytest.mark.parametrize("percent", [1.0, 3.5])
+    def test_a_percentage_is_no_share(self, percent: float) -> None:
+        with pytest.raises(ValueError, match=r"0\.035 for 3\.5 %"):
+            Adaptive(percent)
+
 
 class TestRun:
     def test_the_first_save_comes_after_a_profile(self) -> None:
@@ -171,6 +176,15 @@ class TestState:
         meter = CostMeter()
         meter.load_state_dict(state)
         assert meter.costs is None
+
+    def test_what_an_earlier_version_wrote_says_nothing_of_tracking(self) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=0.001))
+        job.run(2000)
+        old = {name: value for name, value in job.schedule.state_dict().items() if name != "tracking_seconds"}
+        resumed = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=0.001), step=2000)
+        resumed.schedule.begin(2000, None)
+        resumed.schedule.load_state_dict(old)
+        assert resumed.run(2000) <= BUDGET
 
     def test_without_adaptive_there_is_none(self) -> None:
         job = SimulatedJob((EverySteps(10),))

@@ -50,6 +50,24 @@ def test_a_deferred_save_says_how_many_steps_late_it_is(store_name: str, caplog:
     assert not [r for r in caplog.messages if "saved step 8" in r and "deferred" in r]
 
 
+def test_a_save_that_is_still_deferred_at_the_end_is_told(store_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    store = FaultStore(MemoryStore(store_name))
+    stall = store.inject(Stall(on("put", "data/00000001*", at=1)))
+    with Checkpointer(
+        run.model, store, **run.arguments, when=EverySteps(2), settings=Settings(low_priority=False)
+    ) as checkpointer:
+        for step in range(1, 6):
+            run.train()
+            checkpointer.step(step)
+        assert stall.reached.wait(60)
+        threading.Timer(0.1, stall.release).start()
+    assert [r for r in caplog.messages if "a save was due at step 4" in r and "save_checkpoint(step)" in r]
+    caplog.clear()
+    train(f"{store_name}-made", "defer", 6)
+    assert not [r for r in caplog.messages if "a save was due" in r]
+
+
 def test_skipped_saves_are_counted_until_the_next_one(store_name: str) -> None:
     events = train(store_name, "skip", 6)
     assert [(e.step, e.skipped) for e in events if isinstance(e, SkipEvent)] == [(4, 1), (6, 2)]
