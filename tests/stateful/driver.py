@@ -509,7 +509,7 @@ def real_code_under_the_scheduler() -> Iterator[None]:
         patch.setattr(checkpointer, "coordinator", lambda timeout: current_rank().meeting)
         for module in (planning, opening):
             patch.setattr(module, "new_id", lambda: _worlds[-1].new_id())
-        patch.setattr(checkpointer, "adapt", lambda model, optimizer: model)
+        patch.setattr(checkpointer, "adapt", lambda model, optimizer, strict: model)
         patch.setattr(checkpointer, "capture_rng", dict)
         patch.setattr(checkpointer, "describe", lambda world_size: {})
         patch.setattr(resuming, "restore_rng", lambda state: None)
