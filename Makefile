@@ -4,7 +4,7 @@
 #                    then kills of ranks, ten times as many (KILLS=n)
 # make crash-loop    30,000 deaths over every store, then every kind of damage    (DEATHS=n, FIRST_SEED=n; TALLY=file goes on)
 # make fuzz          atheris over every parser of the format                      (SECONDS=n)
-# make bench         the benchmark of docs/benchmarks.md on this machine, some 8 minutes (BENCH_FLAGS="--rows 200000 ...")
+# make bench         the benchmark of docs/benchmarks.md on this machine, some 10 minutes (BENCH_FLAGS="--rows 200000 ...")
 # make bench-full    all of docs/benchmarks.md, some 40 minutes    (16 GB of free memory for 50M rows, else fewer)
 # make export-check  exports, loaded by torch, safetensors and DCP, predict the same on a Criteo file    (DATA=file)
 # make kill-loop     20 kills and resumes on a Criteo file   (DATA=file)
@@ -53,7 +53,8 @@ fuzz: $(READY_TO_TEST)
 	$(RUN) tests/fuzz/fuzz_parsers.py -max_total_time=$(SECONDS) -max_len=4096 .fuzz
 
 bench: $(READY_TO_TEST)
-	$(RUN) benchmarks/save.py --store "$$(mktemp -d)" --out benchmarks/results/$(BENCH_NAME).json $(BENCH_FLAGS)
+	$(RUN) benchmarks/save.py --store "$$(mktemp -d)" --out benchmarks/results/$(BENCH_NAME).json \
+		--budget 40 $(BENCH_FLAGS)
 	$(RUN) benchmarks/report.py
 
 bench-full: bench
