@@ -19,7 +19,7 @@ import torch
 
 from incremental_ckpt.errors import SaveError
 from incremental_ckpt.model import Table
-from incremental_ckpt.snapshot import Part, Rows, ids_of, rows_per_entry
+from incremental_ckpt.snapshot import Part, Rows, ids_of, room, rows_per_entry
 
 
 @dataclass
@@ -154,7 +154,7 @@ class RowStream:
         used = 0
         for index, rows in self._chunks():
             widths = [live.shape[1] for live in self._live[index]]
-            need = sum(_aligned(len(rows) * w) for w in widths)
+            need = room([len(rows) * w for w in widths])
             if packful and used + need > self._pack_bytes:
                 yield self._exact(packful), False
                 packful, used = [], 0
@@ -167,7 +167,7 @@ class RowStream:
                 target = buffer[used : used + len(rows) * width].view(len(rows), width)
                 self._copy_chunk(live, rows, target)
                 fields.append(target.numpy())
-                used += _aligned(len(rows) * width)
+                used += room([len(rows) * width])
             if (side := self._side.get(self._live[index][0].device)) is not None:
                 side.synchronize()
             packful.append(Part(index, rows, tuple(fields)))
@@ -265,13 +265,13 @@ class RowStream:
         order = np.argsort(ids, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        need = sum(_aligned(len(ids) * w) for w in widths)
+        need = room([len(ids) * w for w in widths])
         if need > buffer.numel():
             buffer = torch.empty(need, dtype=torch.uint8)
         fields, used = list[np.ndarray](), 0
         for width in widths:
             fields.append(buffer[used : used + len(ids) * width].view(len(ids), width).numpy())
-            used += _aligned(len(ids) * width)
+            used += room([len(ids) * width])
         begin = 0
         while blocks:
             block = blocks.pop(0)
@@ -302,10 +302,6 @@ class RowStream:
         nbytes = np.cumsum([block.nbytes for block in blocks])
         count = max(1, int(np.searchsorted(nbytes, self._pack_bytes, side="right")))
         return blocks[:count], blocks[count:]
-
-
-def _aligned(nbytes: int) -> int:
-    return (nbytes + 63) // 64 * 64
 
 
 def _bytes_view(live: torch.Tensor) -> torch.Tensor:
