@@ -6,7 +6,7 @@ It must not know models, ranks or threads, and must not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from incremental_ckpt.errors import CheckpointError, StorageError
@@ -61,6 +61,23 @@ class CheckReport:
         return not self.problems
 
 
+@dataclass
+class _Own:
+    """Problems of what a manifest names itself: those that keep a resume from its rows, from its state, and all of
+    them."""
+
+    rows: list[Problem] = field(default_factory=list)
+    state: list[Problem] = field(default_factory=list)
+    every: list[Problem] = field(default_factory=list)
+
+    def add(self, problem: Problem, *, rows: bool = True, state: bool = True) -> None:
+        self.every.append(problem)
+        if rows:
+            self.rows.append(problem)
+        if state:
+            self.state.append(problem)
+
+
 class _Check:
     """One pass. What is learnt of a manifest is kept by its digest: chains share their checkpoints."""
 
@@ -68,7 +85,7 @@ class _Check:
         self._repository = repository
         self._deep = deep
         self._progress = progress
-        self._broken: dict[str, list[Problem]] = {}
+        self._own: dict[str, _Own] = {}
         self._uncovered: dict[tuple[str, str], list[Problem]] = {}
         self._layouts: dict[str, frozenset[_Part]] = {}
         self._same: dict[frozenset[_Part], frozenset[_Part]] = {}
@@ -84,8 +101,8 @@ class _Check:
         self._total = len(listing.seqs)
         for self._done, seq in enumerate(listing.seqs):
             self._report()
-            found = self._chain(seq, listing)
-            whole = not found or self._is_whole_without_damaged_bases(seq, listing)
+            found, lost = self._chain(seq, listing)
+            whole = not lost or self._is_whole_without_damaged_bases(seq, listing)
             (restorable if whole else damaged).append(seq)
             problems.update(dict.fromkeys(found))
         self._done = self._total
@@ -99,72 +116,82 @@ class _Check:
         if self._progress is not None:
             self._progress(self._done, self._total, self.bytes_read)
 
-    def _chain(self, seq: int, listing: Listing) -> list[Problem]:
+    def _chain(self, seq: int, listing: Listing) -> tuple[list[Problem], list[Problem]]:
+        """All problems of a chain, and those that keep a resume from it: rows are read from each link's tables, state
+        from the newest checkpoint alone."""
         try:
             links = self._repository.links(seq, listing)
             found = [
                 p
                 for link in links
                 for m in {link.manifest.digest: link.manifest, link.tables.digest: link.tables}.values()
-                for p in self.own(m)
+                for p in self.own(m).every
             ]
-            return found or self.coverage(links)
+            lost = [p for link in links for p in self.own(link.tables).rows]
+            lost = lost + self.own(links[-1].manifest).state or self.coverage(links)
         except CheckpointError as error:
-            return [_problem(seq, layout.manifest_key(seq), error)]
+            found = lost = [_problem(seq, layout.manifest_key(seq), error)]
+        return found or lost, lost
 
     def _is_whole_without_damaged_bases(self, seq: int, listing: Listing) -> bool:
         """An equivalent base that is damaged is passed over by a resume, as long as the chain that it stands for is
         there."""
         below = sorted(base for base in listing.bases if base <= seq)
         return any(
-            not self._chain(seq, replace(listing, bases=frozenset(below[:count])))
+            not self._chain(seq, replace(listing, bases=frozenset(below[:count])))[1]
             for count in reversed(range(len(below)))
         )
 
-    def own(self, manifest: Manifest) -> list[Problem]:
+    def own(self, manifest: Manifest) -> _Own:
         """Problems of what a manifest names itself, found once."""
         key = manifest.digest
-        if key not in self._broken:
-            self._broken[key] = list(self._look(manifest))
-        return self._broken[key]
+        if key not in self._own:
+            self._own[key] = self._look(manifest)
+        return self._own[key]
 
-    def _look(self, manifest: Manifest) -> list[Problem]:
-        problems = []
+    def _look(self, manifest: Manifest) -> _Own:
+        own = _Own()
         self.objects += 1
         for ref in manifest.ranks:
             self.objects += 1
             self.bytes_read += ref.size
             try:
                 rank = self._repository.rank_manifest(ref)
-                problems += self._packs(manifest.seq, rank, ref)
+                self._packs(manifest.seq, rank, ref, own)
             except CheckpointError as error:
-                problems.append(_problem(manifest.seq, ref.key, error))
-        return problems
+                own.add(_problem(manifest.seq, ref.key, error))
+        return own
 
-    def _packs(self, seq: int, rank: RankManifest, ref: RankRef) -> list[Problem]:
+    def _packs(self, seq: int, rank: RankManifest, ref: RankRef, own: _Own) -> None:
         sizes = {o.key: o.size for o in self._repository.store.list(layout.attempt_prefix(rank.seq, rank.attempt))}
-        problems = []
         if sizes.get(ref.key) != ref.size:
-            problems.append(Problem(seq, ref.key, f"has {sizes.get(ref.key)} bytes instead of {ref.size}"))
+            # What was read of it has the digest that it should have; what comes behind that is read by nobody.
+            problem = Problem(seq, ref.key, f"has {sizes.get(ref.key)} bytes instead of {ref.size}")
+            own.add(problem, rows=False, state=False)
         if rank.vote != "ok":
-            problems.append(Problem(seq, "", f"rank {rank.rank} voted {rank.vote}: {rank.error}"))
-        for pack in rank.packs:
+            own.add(Problem(seq, "", f"rank {rank.rank} voted {rank.vote}: {rank.error}"))
+        lost = set[int]()
+        for index, pack in enumerate(rank.packs):
             self.objects += 1
-            if pack.key not in sizes:
-                problems.append(Problem(seq, pack.key, "missing"))
-            elif sizes[pack.key] != pack.size:
-                problems.append(Problem(seq, pack.key, f"has {sizes[pack.key]} bytes instead of {pack.size}"))
-            else:
-                problems += self._header(seq, rank, pack.key)
-        if self._deep and not problems:
-            for span in _spans(rank):
-                self.bytes_read += span.size
-                self._report()
-                try:
-                    read_span(self._repository, rank, span)
-                except CheckpointError as error:
-                    problems.append(_problem(seq, rank.packs[span.pack].key, error))
-        return problems
+            if sizes.get(pack.key) != pack.size:  # a resume refuses it, whatever it would read of it
+                lost.add(index)
+                what = f"has {sizes[pack.key]} bytes instead of {pack.size}" if pack.key in sizes else "missing"
+                own.add(Problem(seq, pack.key, what))
+                continue
+            for problem in self._header(seq, rank, pack.key):  # a resume reads by the rank manifest, and no header
+                own.add(problem, rows=False, state=False)
+        if self._deep:
+            for spans, of_rows in ((_row_spans(rank), True), (_state_spans(rank), False)):
+                for span in spans:
+                    if span.pack in lost:
+                        continue
+                    self.bytes_read += span.size
+                    self._report()
+                    try:
+                        read_span(self._repository, rank, span)
+                    except CheckpointError as error:
+                        problem = _problem(seq, rank.packs[span.pack].key, error)
+                        own.add(problem, rows=of_rows, state=not of_rows)
 
     def _header(self, seq: int, rank: RankManifest, key: str) -> list[Problem]:
         index, pack = next((i, p) for i, p in enumerate(rank.packs) if p.key == key)
@@ -175,7 +202,7 @@ class _Check:
         tensors = read_header(raw, key, pack.size)
         return [
             Problem(seq, key, f"tensor {span.tensor!r} is not where the rank manifest says")
-            for span in _spans(rank)
+            for span in (*_row_spans(rank), *_state_spans(rank))
             if span.pack == index and (span.tensor not in tensors or tensors[span.tensor][2:] != (span.begin, span.end))
         ]
 
@@ -216,18 +243,20 @@ class _Check:
         for shard in shards.values():
             chain = TableChain(self._repository, found, shard.table)
             cols = range(shard.col_start, shard.col_start + shard.cols)
-            for field in shard.fields:
+            for each in shard.fields:
                 try:
-                    chain.plan(field.name, range(shard.table_rows), cols)
+                    chain.plan(each.name, range(shard.table_rows), cols)
                 except CheckpointError as error:
                     problems.append(_problem(newest, "", error))
         return problems
 
 
-def _spans(rank: RankManifest) -> list[Span]:
-    spans = [r.at for s in rank.shards for r in s.rowsets]
-    spans += [e.at for s in rank.shards for e in s.entries]
-    return spans + [t.at for s in rank.state for t in s.tensors]
+def _row_spans(rank: RankManifest) -> list[Span]:
+    return [r.at for s in rank.shards for r in s.rowsets] + [e.at for s in rank.shards for e in s.entries]
+
+
+def _state_spans(rank: RankManifest) -> list[Span]:
+    return [t.at for s in rank.state for t in s.tensors]
 
 
 def _problem(seq: int, key: str, error: CheckpointError) -> Problem:
