@@ -6,7 +6,8 @@ It must not know clocks, ranks or how anything is saved: it is told durations, a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,14 @@ WARM_UP_STEPS = 5
 PROFILED_STEPS = 20
 """Steps that are measured before the first save."""
 
-_MEMORY = 1024  # steps: older ones weigh less than 1/e. Slowdown is a difference of means, so they have to be steady
+_MEMORY = 1024  # steps: older ones weigh less than 1/e
+_NEAR = 32  # likewise, of the steps that those beside a save are compared with: a machine's speed drifts
 _PAUSE = 100  # times the mean: no step but an evaluation, a debugger, a suspended machine
-_CAUTION = 1.2  # a difference of noisy means is taken that much larger, so that the budget holds all the same; so is
-# tracking, of which the hooks around the marks are not measured
-_SAVES = 0.7  # how much of what was known of earlier saves still counts when one more is known
+_UNSEEN = (
+    2.0  # tracking costs a step about twice what the marks take: there are hooks around them, and cold caches after
+)
+_SAVES = 8  # that a save's slowdown is told from, since a single one is short and noisy
+_KEPT = 0.7  # how much of what was known of earlier saves still counts for the average one when one more is known
 
 
 @dataclass
@@ -30,27 +34,51 @@ class _Mean:
     seconds: float = 0.0
     steps: float = 0.0
 
-    def add(self, seconds: float, *, steps: float = 1.0, keep: float) -> None:
+    def add(self, seconds: float, *, memory: float = math.inf) -> None:
+        keep = 1 - 1 / memory
         self.seconds = self.seconds * keep + seconds
-        self.steps = self.steps * keep + steps
+        self.steps = self.steps * keep + 1
 
     @property
     def step(self) -> float:
         return self.seconds / self.steps if self.steps else 0.0
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """The steps beside one save: what they took, and what of it they would not have taken without."""
+
+    seconds: float
+    extra: float
+
+
+def _slowed_share(saves: Collection[_Beside]) -> float:
+    """What saves take of the time of the steps beside them, and one standard error more, so that the budget holds
+    although each of these differences is noisy."""
+    seconds = sum(save.seconds for save in saves)
+    if not seconds:
+        return 0.0
+    share = sum(save.extra for save in saves) / seconds
+    if len(saves) == 1:
+        error = abs(share)  # as good as unknown
+    else:
+        squares = sum((save.extra - share * save.seconds) ** 2 for save in saves)
+        error = math.sqrt(squares * len(saves) / (len(saves) - 1)) / seconds
+    return min(1.0, max(0.0, share) + error)
+
+
 class CostMeter:
     """The costs of one run. Seconds throughout.
 
-    Slowdown is found by comparison: steps during which a save was being persisted against all others, on average over
-    the last saves, since a single one is short and noisy.
+    Slowdown is found by comparison: steps during which a save was being persisted against those shortly before it.
     """
 
     def __init__(self) -> None:
         self._undisturbed = _Mean()
         self._tracking = _Mean()
-        self._disturbed = _Mean()
+        self._near = _Mean()
         self._while_this_save = _Mean()
+        self._saves: deque[_Beside] = deque(maxlen=_SAVES)
         self._steps_seen = 0
         self._trained = 0.0
         self._stall = self._persist = self._slowdown = self._per_save = 0.0
@@ -62,7 +90,7 @@ class CostMeter:
         self._steps_seen = 0
         self._trained = 0.0
         self._in_flight = False
-        self._while_this_save = _Mean()
+        self._near, self._while_this_save = _Mean(), _Mean()
 
     def trained(self, seconds: float, *, persisting: bool, tracking: float = 0.0) -> None:
         """A step took so long between two calls of the checkpointer.
@@ -79,10 +107,11 @@ class CostMeter:
         if known and seconds > _PAUSE * known:
             return
         if persisting:
-            self._while_this_save.add(seconds, keep=1.0)
+            self._while_this_save.add(seconds)
         else:
-            self._undisturbed.add(seconds, keep=1 - 1 / _MEMORY)
-            self._tracking.add(tracking, keep=1 - 1 / _MEMORY)
+            self._undisturbed.add(seconds, memory=_MEMORY)
+            self._near.add(seconds, memory=_NEAR)
+            self._tracking.add(tracking, memory=_MEMORY)
 
     def stalled(self, seconds: float) -> None:
         """The checkpointer kept the training thread for so long without saving (a meeting, a wait)."""
@@ -101,14 +130,13 @@ class CostMeter:
             return
         self._in_flight = False
         self._persist = persist_seconds
-        own = self._while_this_save
-        self._disturbed.add(own.seconds, steps=own.steps, keep=_SAVES)
-        if self._disturbed.step:
-            share = max(0.0, 1 - self._undisturbed.step / self._disturbed.step)
-            self._slowdown = min(1.0, _CAUTION * share) * own.seconds
+        beside = self._while_this_save
+        if beside.steps and self._near.steps:
+            self._saves.append(_Beside(beside.seconds, beside.seconds - beside.steps * self._near.step))
+        self._slowdown = _slowed_share(self._saves) * beside.seconds
         self._trained = max(0.0, self._trained - self._slowdown)
         cost = self._stall + self._slowdown
-        self._per_save = _SAVES * self._per_save + (1 - _SAVES) * cost if self._measured_a_save else cost
+        self._per_save = _KEPT * self._per_save + (1 - _KEPT) * cost if self._measured_a_save else cost
         self._measured_a_save = True
 
     @property
@@ -119,7 +147,7 @@ class CostMeter:
             return None
         return Costs(
             self._undisturbed.step, self._stall, self._persist, self._slowdown, self._per_save,
-            durable=not self._in_flight, tracking=_CAUTION * self._tracking.step / self._undisturbed.step,
+            durable=not self._in_flight, tracking=_UNSEEN * self._tracking.step / self._undisturbed.step,
         )  # fmt: skip
 
     @property
@@ -131,27 +159,37 @@ class CostMeter:
         """What has been measured before the save that this goes into."""
         return {
             "step_seconds": self._undisturbed.seconds, "steps": self._undisturbed.steps,
-            "disturbed_seconds": self._disturbed.seconds, "disturbed_steps": self._disturbed.steps,
             "tracking_seconds": self._tracking.seconds,
+            "saves": [[save.seconds, save.extra] for save in self._saves],
             "persist": self._persist, "per_save": self._per_save if self._measured_a_save else None,
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what an earlier life has measured. A state of another kind is left alone: measuring starts
         over."""
-        names = ("step_seconds", "steps", "disturbed_seconds", "disturbed_steps", "persist")
-        # What earlier versions have written does not tell of tracking.
-        numbers = [state.get(name) for name in names] + [state.get("tracking_seconds", 0.0)]
-        if not all(isinstance(n, float | int) and math.isfinite(n) and n >= 0 for n in numbers):
+        names = ("step_seconds", "steps", "tracking_seconds", "persist")
+        try:
+            step_seconds, steps, tracking, persist = (_duration(state[name]) for name in names)
+            per_save = None if state["per_save"] is None else _duration(state["per_save"])
+            saves = [_Beside(_duration(seconds), _finite(extra)) for seconds, extra in state["saves"]]
+        except (KeyError, TypeError, ValueError):
             return
-        step_seconds, steps, disturbed_seconds, disturbed_steps, persist, tracking = (
-            float(n) for n in numbers if n is not None
-        )
         self._undisturbed = _Mean(step_seconds, steps)
-        self._tracking = _Mean(tracking, steps if "tracking_seconds" in state else 0.0)
-        self._disturbed = _Mean(disturbed_seconds, disturbed_steps)
-        per_save = state.get("per_save")
+        self._tracking = _Mean(tracking, steps)
+        self._saves = deque(saves, maxlen=_SAVES)
         self._measured_a_save = per_save is not None
         # Of the save that this state came with, only what saves cost on average is known.
-        self._stall = self._per_save = float(per_save or 0.0)
+        self._stall = self._per_save = per_save or 0.0
         self._persist, self._slowdown = persist, 0.0
+
+
+def _finite(number: Any) -> float:
+    if not isinstance(number, float | int) or not math.isfinite(number):
+        raise ValueError(number)
+    return float(number)
+
+
+def _duration(number: Any) -> float:
+    if (finite := _finite(number)) < 0:
+        raise ValueError(number)
+    return finite

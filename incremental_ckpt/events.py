@@ -94,8 +94,9 @@ class IntervalEvent:
         bound_by: what asks for no less.
         step_seconds: a training step while nothing is being persisted.
         stall_seconds, persist_seconds: of the last save.
-        slowdown_seconds: what steps took longer, in sum, while it was persisted.
-        tracking_seconds: of a step, marking rows.
+        slowdown_seconds: what steps took longer, in sum, while it was persisted; like the next one an estimate that is
+            rather too large.
+        tracking_seconds: of a step, marking rows and what comes with it.
     """
 
     step: int

@@ -5,6 +5,7 @@ It must not know how an interval is chosen: it only asks the schedule, as the ch
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -19,7 +20,8 @@ _ROWS = torch.arange(3)
 
 @dataclass
 class Costs:
-    """Seconds; slowdown: how much longer a step takes while a save is persisted, as a share; tracking: of each step."""
+    """Seconds; slowdown: how much longer a step takes while a save is persisted, as a share; tracking: of each step;
+    drift: by what share steps get longer and shorter again, within ``drift_steps``, whatever is saved."""
 
     step: float = 0.075
     stall: float = 0.02
@@ -27,6 +29,13 @@ class Costs:
     slowdown: float = 0.04
     jitter: float = 0.0
     tracking: float = 0.0
+    drift: float = 0.0
+    drift_steps: int = 1500
+
+    def of_step(self, number: int, noise: random.Random) -> float:
+        """Seconds of a step beside which nothing is saved."""
+        wave = math.sin(2 * math.pi * number / self.drift_steps)
+        return self.step * (1 + self.jitter * noise.uniform(-1, 1)) * (1 + self.drift * wave)
 
 
 @dataclass
@@ -64,7 +73,7 @@ class SimulatedJob:
         """Train; returns the overhead: what was no undisturbed training, as a share of the time that all took."""
         begun, useful = self.now, 0.0
         for _ in range(steps):
-            seconds = self.costs.step * (1 + self.costs.jitter * self.noise.uniform(-1, 1))
+            seconds = self.costs.of_step(self.step, self.noise)
             useful += seconds
             self.now += seconds * (1 + self.costs.slowdown if self.in_flight else 1)
             self.mark(0, _ROWS)

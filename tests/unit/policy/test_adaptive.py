@@ -94,11 +94,22 @@ class TestRun:
         slow = job.spacing()
         job.costs.persist /= 10
         assert job.run(4000) <= BUDGET
-        # (0.02 + 1.2 * 0.45 * 0.04 / 1.04) / 0.035 / 0.075 = 15.5, and with slow storage 78 steps
+        # (0.02 + 0.45 * 0.04 / 1.04) / 0.035 / 0.075 = 14.2 and a part of a step, and with slow storage 67 steps
         tolerance = 1 if jitter == 0 else 6
         assert before == pytest.approx(16, abs=tolerance)
         assert slow > 3 * before
         assert job.spacing() == pytest.approx(16, abs=tolerance)
+
+    @pytest.mark.parametrize("drift_steps", [300, 1500, 6000])
+    def test_a_machine_that_gets_faster_and_slower_by_itself_blurs_nothing(self, drift_steps: int) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(jitter=0.05, drift=0.1, drift_steps=drift_steps))
+        assert 0.5 * BUDGET < job.run(12000) <= BUDGET
+
+    def test_noise_of_steps_makes_saves_rarer_by_little(self) -> None:
+        quiet, noisy = (SimulatedJob((Adaptive(BUDGET),), JobCosts(jitter=jitter)) for jitter in (0.0, 0.1))
+        quiet.run(8000)
+        noisy.run(8000)
+        assert len(quiet.saves) > len(noisy.saves) > 0.75 * len(quiet.saves)
 
     def test_storage_that_is_slow_but_no_burden_makes_saves_as_rare_as_they_take(self) -> None:
         job = SimulatedJob((Adaptive(BUDGET),), JobCosts(slowdown=0.0, persist=30.0))
@@ -113,7 +124,7 @@ class TestRun:
     def test_tracking_counts_as_overhead(self, tracking: float) -> None:
         job = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=tracking))
         assert 0.5 * BUDGET < job.run(4000) <= BUDGET
-        assert job.intervals[-1].tracking_seconds == pytest.approx(1.2 * tracking)
+        assert job.intervals[-1].tracking_seconds == pytest.approx(2 * tracking)
 
     def test_it_stays_in_the_budget_when_interference_grows(self) -> None:
         job = SimulatedJob((Adaptive(BUDGET),))
@@ -153,7 +164,7 @@ class TestRun:
         assert told.step_seconds == pytest.approx(0.075)
         assert told.stall_seconds == pytest.approx(0.02)
         assert told.persist_seconds == 0.4
-        assert told.slowdown_seconds == pytest.approx(1.2 * 0.4 * 0.04 / 1.04, rel=0.3)
+        assert told.slowdown_seconds == pytest.approx(0.4 * 0.04 / 1.04, rel=0.3)
         before = len(job.intervals)
         job.costs.persist *= 10
         job.run(500)
@@ -171,20 +182,28 @@ class TestState:
         resumed.run(100)
         assert resumed.saves[0] - 2000 == pytest.approx(job.spacing() + 1, abs=1)
 
-    @pytest.mark.parametrize("state", [{}, {"steps": "many"}, {"step_seconds": float("nan")}])
-    def test_what_is_no_such_state_begins_with_a_profile(self, state: dict[str, object]) -> None:
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {}, {"steps": "many"}, {"step_seconds": float("nan")}, {"step_seconds": -1.0}, {"saves": None},
+            {"saves": [[1.0]]}, {"saves": [[-1.0, 0.1]]}, {"saves": [[1.0, math.inf]]}, {"per_save": "cheap"},
+        ],
+    )  # fmt: skip
+    def test_what_is_no_such_state_begins_with_a_profile(self, changed: dict[str, object]) -> None:
         meter = CostMeter()
+        state = self.measured() | changed if changed else {}
         meter.load_state_dict(state)
         assert meter.costs is None
 
-    def test_what_an_earlier_version_wrote_says_nothing_of_tracking(self) -> None:
-        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=0.001))
-        job.run(2000)
-        old = {name: value for name, value in job.schedule.state_dict().items() if name != "tracking_seconds"}
-        resumed = SimulatedJob((Adaptive(BUDGET),), JobCosts(tracking=0.001), step=2000)
-        resumed.schedule.begin(2000, None)
-        resumed.schedule.load_state_dict(old)
-        assert resumed.run(2000) <= BUDGET
+    def test_the_state_is_taken_whole(self) -> None:
+        meter = CostMeter()
+        meter.load_state_dict(self.measured())
+        assert meter.state_dict() == self.measured()
+
+    def measured(self) -> dict[str, Any]:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(jitter=0.1))
+        job.run(500)
+        return job.schedule.state_dict()
 
     def test_without_adaptive_there_is_none(self) -> None:
         job = SimulatedJob((EverySteps(10),))
