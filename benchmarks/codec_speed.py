@@ -24,11 +24,13 @@ from rows import Row, Target, ratio_row  # noqa: E402 - the path comes first
 from timing import rounds_of  # noqa: E402
 
 from incremental_ckpt.codecs import codec_named  # noqa: E402
-from incremental_ckpt.codecs.compiled import SPAN_LOOP  # noqa: E402
+from incremental_ckpt.codecs.compiled import SPAN_LOOP, SpanLoop  # noqa: E402
 from incremental_ckpt.codecs.grid import GridSearch  # noqa: E402
-from incremental_ckpt.codecs.rowwise import RowwiseCodec  # noqa: E402
+from incremental_ckpt.codecs.rowwise import RowwiseCodec, rowwise_codec  # noqa: E402
 from incremental_ckpt.format.rowset import encode_rows  # noqa: E402
 from incremental_ckpt.model import Field  # noqa: E402
+from incremental_ckpt.settings import Settings  # noqa: E402
+from incremental_ckpt.snapshot import rows_per_entry  # noqa: E402
 
 NAMES = ("fp16", "bf16", "int8", "int4", "int3", "int2")
 BITS = {"int8": 8, "int4": 4, "int3": 3, "int2": 2}
@@ -82,25 +84,54 @@ def speed(arguments: argparse.Namespace) -> list[Row]:
     values = table("normal", arguments.rows, arguments.dim)
     few = np.ascontiguousarray(values[: arguments.greedy_rows])
     tensor, few_tensor = torch.from_numpy(values), torch.from_numpy(few)
-    plain = RowwiseCodec("plain int4", GridSearch(4, shrinks=(), rounds=0), SPAN_LOOP)
     fbgemm, torch_ops = torch.ops.fbgemm, torch.ops.quantized
     found = [
         _speed_row("encode int8", "FBGEMM", encoder(codec_named("int8"), values),
                    lambda: fbgemm.FloatToFused8BitRowwiseQuantized(tensor), values, arguments, 0.7),
-        _speed_row("encode int4 without a search", "FBGEMM", encoder(plain, values),
+        _speed_row("encode int4 without a search", "FBGEMM", encoder(_without_a_search(SPAN_LOOP), values),
                    lambda: fbgemm.FloatToFusedNBitRowwiseQuantizedSBHalf(tensor, 4), values, arguments, 0.7),
         _speed_row("encode int4", "PyTorch's greedy search", encoder(codec_named("int4"), few),
                    lambda: torch_ops.embedding_bag_4bit_prepack(few_tensor, True), few, arguments, 10),
         _speed_row("encode int2", "PyTorch's greedy search", encoder(codec_named("int2"), few),
                    lambda: torch_ops.embedding_bag_2bit_prepack(few_tensor, True), few, arguments, 10),
     ]  # fmt: skip
-    field = Field("weight", "float32", arguments.dim)
-    for name in NAMES:
-        codec = codec_named(name)
+    return [*found, *decoding(values, arguments)]
+
+
+def decoding(values: np.ndarray, arguments: argparse.Namespace) -> list[Row]:
+    """Against the codec's own encoder, both entry by entry as saves and restores call them. All rows in one call are
+    shown beside it without a target: there the kernel clears memory for a whole decoded table."""
+    field, found = Field("weight", "float32", arguments.dim), []
+    entry = rows_per_entry([field.row_bytes], Settings().entry_bytes)
+    for what, codec in _ways_to_decode().items():
         records = codec.encode(values.view(np.uint8), field).records
-        decode = lambda c=codec, r=records: c.decode(r, field)  # noqa: E731
-        found.append(_speed_row(f"decode {name}", "its encoder", decode, encoder(codec, values), values, arguments, 1))
+        for rows, how, least in ((entry, "", 1), (len(values), ", in one call", None)):
+            found.append(
+                _speed_row(f"decode {what}{how}", "its encoder",
+                           in_calls(lambda part, c=codec: c.decode(part, field), records, rows),
+                           in_calls(lambda part, c=codec: c.encode(part, field), values.view(np.uint8), rows),
+                           values, arguments, least, rows_per_call=min(rows, len(values)))
+            )  # fmt: skip
     return found
+
+
+def in_calls(action: Callable[[np.ndarray], object], rows: np.ndarray, rows_per_call: int) -> Callable[[], None]:
+    def play() -> None:
+        for start in range(0, len(rows), rows_per_call):
+            action(rows[start : start + rows_per_call])
+
+    return play
+
+
+def _ways_to_decode() -> dict[str, Any]:
+    loops = {"by the compiled loop": SPAN_LOOP, "by numpy": None} if SPAN_LOOP else {"by numpy": None}
+    rowwise = {f"{name} {by}": rowwise_codec(bits, loop) for by, loop in loops.items() for name, bits in BITS.items()}
+    spanning = {f"int4 without a search {by}": _without_a_search(loop) for by, loop in loops.items()}
+    return {name: codec_named(name) for name in NAMES if name not in BITS} | rowwise | spanning
+
+
+def _without_a_search(loop: SpanLoop | None) -> RowwiseCodec:
+    return RowwiseCodec("int4 without a search", GridSearch(4, shrinks=(), rounds=0), loop)
 
 
 def encoder(codec: Any, values: np.ndarray) -> Callable[[], object]:
@@ -115,15 +146,16 @@ def _speed_row(
     theirs: Callable[[], object],
     values: np.ndarray,
     arguments: argparse.Namespace,
-    least: float,
+    least: float | None,
+    **details: int,
 ) -> Row:
     ours(), theirs()
     rounds = rounds_of(lambda: (_cpu_seconds(theirs), _cpu_seconds(ours)), arguments.repeats, 60)
     return ratio_row(
-        "codecs: speed", f"{what}: speed / {peer}", rounds, Target("at least", least),
+        "codecs: speed", f"{what}: speed / {peer}", rounds, None if least is None else Target("at least", least),
         bytes_per_second=values.nbytes / float(np.median([r[1] for r in rounds])),
         nanoseconds_per_row=1e9 * float(np.median([r[1] for r in rounds])) / len(values),
-        peer_nanoseconds_per_row=1e9 * float(np.median([r[0] for r in rounds])) / len(values),
+        peer_nanoseconds_per_row=1e9 * float(np.median([r[0] for r in rounds])) / len(values), **details,
     )  # fmt: skip
 
 

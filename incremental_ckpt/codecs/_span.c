@@ -1,7 +1,9 @@
-/* Encodes rows by the span of each, every row in one go: what grid.py and rowwise.py do with numpy, to the same bits.
+/* Encodes rows by the span of each and decodes records, every row in one go: what grid.py and rowwise.py do with numpy,
+ * to the same bits.
  *
- * It must not know fields, packs or Python. Operations, their order and their precision are grid.py's; whoever changes
- * one changes the other. A change of the arguments takes another name, since an older build may lie beside newer Python.
+ * It must not know fields, packs or Python. Operations, their order and their precision are those of grid.py and of
+ * rowwise.py; whoever changes one changes the other. A change of the arguments takes another name, since an older build
+ * may lie beside newer Python.
  */
 
 #include <float.h>
@@ -148,5 +150,76 @@ void encode_spans(const uint32_t *restrict values, size_t count, size_t width, u
             else
                 pairs_of(row, width, grids.per_step[i], grids.offset[i], most, payload);
         }
+    }
+}
+
+/* Eight codes, one after the other, to a byte each: halves, quarters and eighths move apart. */
+static inline uint64_t spread(uint64_t codes, unsigned bits) {
+    const uint64_t four = (UINT64_C(1) << 4 * bits) - 1;
+    const uint64_t two = ((UINT64_C(1) << 2 * bits) - 1) * UINT64_C(0x0000000100000001);
+    const uint64_t one = ((UINT64_C(1) << bits) - 1) * UINT64_C(0x0001000100010001);
+    codes = (codes & four) | (codes >> 4 * bits) << 32;
+    codes = (codes & two) | (codes >> 2 * bits & two) << 16;
+    return (codes & one) | (codes >> bits & one) << 8;
+}
+
+static inline void unpack_eight(const uint8_t *restrict packed, size_t bytes, unsigned bits, uint8_t *restrict codes) {
+    uint64_t group = 0;
+    for (size_t i = 0; i < bytes; i++) group |= (uint64_t)packed[i] << 8 * i;
+    group = spread(group, bits);
+    memcpy(codes, &group, sizeof group);
+}
+
+/* As unpack in bits.py. codes has room for whole groups of eight. */
+static inline void unpack(const uint8_t *restrict packed, size_t count, unsigned bits, uint8_t *restrict codes) {
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8, packed += bits) unpack_eight(packed, bits, bits, codes + i);
+    if (i < count) unpack_eight(packed, ((count - i) * bits + 7) / 8, bits, codes + i);
+}
+
+static inline void values_of(const uint8_t *restrict codes, size_t count, float step, float offset,
+                             uint32_t *restrict row) {
+    for (size_t i = 0; i < count; i++) row[i] = bits_of(((float)codes[i] + offset) * step);
+}
+
+static inline void unpacked_values_of(const uint8_t *restrict packed, size_t count, unsigned bits, float step,
+                                      float offset, uint32_t *restrict row) {
+    uint8_t codes[PIECE];
+    for (size_t start = 0; start < count; start += PIECE) {
+        const size_t left = count - start < PIECE ? count - start : PIECE;
+        unpack(packed + start / 8 * bits, left, bits, codes);
+        values_of(codes, left, step, offset, row + start);
+    }
+}
+
+/* As _decode_block in rowwise.py, whatever the bytes are.
+ * records: [count, 4 + bytes of the codes]; bits: 8, 4, 3 or 2; values: float32 [count, width]. */
+FOR_EACH_PROCESSOR
+void decode_records(const uint8_t *restrict records, size_t count, size_t width, unsigned bits,
+                    uint32_t *restrict values) {
+    const size_t record_bytes = HEADER_BYTES + (width * bits + 7) / 8;
+    const float unit = (float)(1 << bits) / 512;
+    for (size_t i = 0; i < count; i++) {
+        const uint8_t *record = records + i * record_bytes, *payload = record + HEADER_BYTES;
+        uint32_t *row = values + i * width;
+        uint16_t step_code;
+        int16_t offset_code;
+        memcpy(&step_code, record, sizeof step_code);
+        memcpy(&offset_code, record + sizeof step_code, sizeof offset_code);
+        if (step_code == 0 && record_bytes >= CONSTANT_STOP) {
+            uint32_t constant;
+            memcpy(&constant, record + CONSTANT_START, sizeof constant);
+            for (size_t j = 0; j < width; j++) row[j] = constant;
+            continue;
+        }
+        const float step = float_of(((uint32_t)step_code << STEP_SHIFT) + LEAST_STEP), offset = offset_code * unit;
+        if (bits == 8)
+            values_of(payload, width, step, offset, row);
+        else if (bits == 4)
+            unpacked_values_of(payload, width, 4, step, offset, row);
+        else if (bits == 3)
+            unpacked_values_of(payload, width, 3, step, offset, row);
+        else
+            unpacked_values_of(payload, width, 2, step, offset, row);
     }
 }

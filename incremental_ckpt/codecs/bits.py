@@ -24,6 +24,7 @@ def pack(codes: Codes, bits: int, into: Codes) -> None:
     words = _words(codes, per_word)
     if bits == 3:
         packed = np.bitwise_or.reduce([((words >> (8 * i)) & 7) << (3 * i) for i in range(8)])
+        packed = packed.astype("<u8", copy=False)
         into[...] = packed.view(np.uint8).reshape(*packed.shape, 8)[..., :3].reshape(len(codes), -1)[:, : into.shape[1]]
     elif bits == 4:
         pairs = words >> 4
@@ -38,12 +39,7 @@ def unpack(packed: Codes, bits: int, width: int) -> Codes:
     if bits == 8:
         return packed
     if bits == 3:
-        groups = -(-width // 8)
-        padded = np.zeros((len(packed), groups * 3), dtype=np.uint8)
-        padded[:, : packed.shape[1]] = packed
-        triples = padded.reshape(len(packed), groups, 3).astype(np.uint64)
-        together = triples[..., 0] | (triples[..., 1] << 8) | (triples[..., 2] << 16)
-        words = np.bitwise_or.reduce([((together >> (3 * i)) & 7) << (8 * i) for i in range(8)])
+        words = _apart(_triples(packed, -(-width // 8)))
     elif bits == 4:
         words = packed.astype("<u2")
         words |= words << 4
@@ -56,6 +52,25 @@ def unpack(packed: Codes, bits: int, width: int) -> Codes:
         words &= 0x03030303
     codes: Codes = words.reshape(len(packed), words.size // max(1, len(packed))).view(np.uint8)
     return codes[:, :width]
+
+
+def _triples(packed: Codes, groups: int) -> np.ndarray:
+    """Three bytes, which are eight codes, in one little-endian integer. Missing bytes at the end of a row are 0."""
+    rows, size = packed.shape
+    if size % 3:
+        padded = np.zeros((rows, 3 * groups), dtype=np.uint8)
+        padded[:, :size] = packed
+        packed = padded
+    words = np.zeros((rows, groups), dtype="<u8")
+    words.view(np.uint8).reshape(rows, groups, 8)[..., :3] = packed.reshape(rows, groups, 3)
+    return words
+
+
+def _apart(words: np.ndarray) -> np.ndarray:
+    """Eight codes of three bits to a byte each: first the halves move apart, then the quarters, then the eighths."""
+    for bits, mask in ((12, 0xFFF), (6, 0x3F0000003F), (3, 0x7000700070007)):
+        words = (words & mask) | ((words >> bits) & mask) << (8 * bits // 3)
+    return words.astype("<u8", copy=False)
 
 
 def _words(codes: Codes, per_word: int) -> np.ndarray:

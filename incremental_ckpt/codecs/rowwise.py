@@ -13,6 +13,7 @@ from incremental_ckpt.codecs.bits import pack, payload_bytes, unpack
 from incremental_ckpt.codecs.compiled import HEADER_BYTES, SPAN_LOOP, SpanLoop
 from incremental_ckpt.codecs.grid import GridSearch, Memory, offset_of, step_of
 from incremental_ckpt.codecs.values import UNIT_ROUNDOFF, Float32s, float32_of, in_dtype, numbers_of
+from incremental_ckpt.errors import FormatError
 from incremental_ckpt.model import Field
 
 _BLOCK_BYTES = 1 << 20
@@ -25,14 +26,16 @@ class RowwiseCodec:
     """
     Args:
         search: finds the grid of each row; its bits are the codec's.
-        loop: for rows of float32 whose grid is the one that spans them; their records are the same without it.
+        loop: decodes, and encodes rows of float32 whose grid is the one that spans them; records and rows are the same
+            without it.
     """
 
     def __init__(self, name: str, search: GridSearch, loop: SpanLoop | None = None) -> None:
         self.name = name
         self._search = search
         self._bits = search.bits
-        self._loop = loop if search.of_span and search.bits in SpanLoop.BITS else None
+        self._encode_loop = loop if search.of_span and search.bits in SpanLoop.ENCODED_BITS else None
+        self._decode_loop = loop if search.bits in SpanLoop.DECODED_BITS else None
 
     def record_bytes(self, field: Field) -> int:
         return HEADER_BYTES + payload_bytes(field.width, self._bits)
@@ -40,8 +43,8 @@ class RowwiseCodec:
     def encode(self, rows: np.ndarray, field: Field) -> Encoded:
         records = np.empty((len(rows), self.record_bytes(field)), dtype=np.uint8)
         held = np.empty(len(rows), dtype=np.bool_)
-        if self._loop is not None and field.dtype == "float32" and len(rows):
-            self._loop.encode(np.require(numbers_of(rows, field), requirements="A"), self._bits, records, held)
+        if self._encode_loop is not None and field.dtype == "float32" and len(rows):
+            self._encode_loop.encode(np.require(numbers_of(rows, field), requirements="A"), self._bits, records, held)
             return Encoded.of(records, held)
         step = max(1, _BLOCK_BYTES // (4 * field.width))
         memory = Memory(min(step, len(rows)) * field.width)
@@ -52,6 +55,12 @@ class RowwiseCodec:
         return Encoded.of(records, held)
 
     def decode(self, records: np.ndarray, field: Field) -> np.ndarray:
+        """Raises FormatError for records of another size than the field's."""
+        if records.shape[1] != self.record_bytes(field):
+            raise FormatError(
+                f"{self.name} records of {field} have {self.record_bytes(field)} bytes, not {records.shape[1]}: what "
+                "wrote them does not follow docs/codecs.md"
+            )
         values = np.empty((len(records), field.width), dtype=in_dtype(np.empty(0, np.float32), field.dtype).dtype)
         step = max(1, _BLOCK_BYTES // (4 * field.width))
         float32s = None if field.dtype == "float32" else np.empty((min(step, len(records)), field.width), np.float32)
@@ -120,6 +129,10 @@ class RowwiseCodec:
         return kept
 
     def _decode_block(self, records: np.ndarray, into: Float32s) -> Float32s:
+        # _span.c does the same in the same order: whoever changes one changes the other.
+        if self._decode_loop is not None:
+            self._decode_loop.decode(np.ascontiguousarray(records), self._bits, into)
+            return into
         header = np.ascontiguousarray(records[:, :HEADER_BYTES]).view("<u2")
         into[...] = unpack(records[:, HEADER_BYTES:], self._bits, into.shape[1])
         into += offset_of(header[:, 1].view("<i2"), self._bits)[:, None]
@@ -130,8 +143,10 @@ class RowwiseCodec:
         return into
 
 
-_SHRINKS = (0.0, 0.25, 0.5)
-INT8 = RowwiseCodec("int8", GridSearch(8, shrinks=(), rounds=0), SPAN_LOOP)
-INT4 = RowwiseCodec("int4", GridSearch(4, shrinks=_SHRINKS, rounds=2))
-INT3 = RowwiseCodec("int3", GridSearch(3, shrinks=_SHRINKS, rounds=2))
-INT2 = RowwiseCodec("int2", GridSearch(2, shrinks=_SHRINKS, rounds=2))
+def rowwise_codec(bits: int, loop: SpanLoop | None = SPAN_LOOP) -> RowwiseCodec:
+    """The codec ``int{bits}``. Below 8 bits steps are large, and a better grid than the row's span is sought."""
+    shrinks, rounds = ((), 0) if bits == 8 else ((0.0, 0.25, 0.5), 2)
+    return RowwiseCodec(f"int{bits}", GridSearch(bits, shrinks=shrinks, rounds=rounds), loop)
+
+
+INT8, INT4, INT3, INT2 = (rowwise_codec(bits) for bits in (8, 4, 3, 2))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import forked
 
+from incremental_ckpt.codecs.compiled import SPAN_LOOP
+
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "codec_speed.py"
 
 
@@ -23,6 +25,7 @@ def test_every_measure_has_its_row_and_errors_and_bytes_reach_their_targets(
         what: [r for r in rows if r["measure"] == f"codecs: {what}" and r["target"]]
         for what in ("speed", "error", "bytes")
     }
-    assert {what: len(found) for what, found in aimed.items()} == {"speed": 10, "error": 6, "bytes": 3}
+    speeds = 16 if SPAN_LOOP else 11
+    assert {what: len(found) for what, found in aimed.items()} == {"speed": speeds, "error": 6, "bytes": 3}
     assert [r["what"] for r in aimed["error"] + aimed["bytes"] if not r["reached"]] == []
     assert all(r["ratio"] > 0 for r in rows)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
-import tomllib
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
@@ -16,43 +15,20 @@ from codec_oracle import field, rows_of_all_kinds, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from span_builds import BUILT, PROJECT, build
 
 from incremental_ckpt.codecs import compiled, encode_values
 from incremental_ckpt.codecs.bits import payload_bytes
-from incremental_ckpt.codecs.compiled import SPAN_LOOP, SpanLoop, span_loop
+from incremental_ckpt.codecs.compiled import SpanLoop, span_loop
 from incremental_ckpt.codecs.grid import GridSearch
-from incremental_ckpt.codecs.rowwise import INT4, INT8, RowwiseCodec
+from incremental_ckpt.codecs.rowwise import INT8, RowwiseCodec, rowwise_codec
 
-SOURCE = Path(compiled.__file__).with_name("_span.c")
-PROJECT = Path(__file__).parents[3]
-BUILT = f"_span{EXTENSION_SUFFIXES[0]}"
-SEARCHES = {bits: GridSearch(bits, shrinks=(), rounds=0) for bits in SpanLoop.BITS}
+SEARCHES = {bits: GridSearch(bits, shrinks=(), rounds=0) for bits in SpanLoop.ENCODED_BITS}
 BY_NUMPY = {bits: RowwiseCodec("by numpy", search) for bits, search in SEARCHES.items()}
 LARGEST = float(np.finfo(np.float32).max)
 DENORMAL = 2.0**-149
 GUARD = 0xA5
-bits_of_a_code = pytest.mark.parametrize("bits", SpanLoop.BITS)
-
-
-BUILDS = [*(["installed"] if SPAN_LOOP else []), "built", "built for any processor"]
-
-
-@pytest.fixture(scope="module", params=BUILDS)
-def loop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SpanLoop:
-    if request.param == "installed":
-        assert SPAN_LOOP is not None
-        return SPAN_LOOP
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or sys.byteorder != "little":
-        pytest.skip("no C compiler, or a big-endian machine: there is no loop to compare")
-    extension = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"][0]
-    plain = ["-DFOR_EACH_PROCESSOR="] if request.param == "built for any processor" else []
-    folder = tmp_path_factory.mktemp("loop")
-    command = [compiler, *extension["extra-compile-args"], *plain, "-fPIC", "-shared", "-o", folder / BUILT, SOURCE]
-    subprocess.run(command, check=True)
-    found = span_loop(folder)
-    assert found is not None
-    return found
+bits_of_a_code = pytest.mark.parametrize("bits", SpanLoop.ENCODED_BITS)
 
 
 def by_loop(loop: SpanLoop, values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -186,13 +162,19 @@ def test_rows_at_odd_addresses_and_rows_with_gaps_have_the_same_records(loop: Sp
 
 def test_a_save_has_the_same_bytes_with_and_without_the_loop(loop: SpanLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, of = rows_of_all_kinds(3, 48, "float32")
-    monkeypatch.setattr(INT8, "_loop", loop)
+    monkeypatch.setattr(INT8, "_encode_loop", loop)
     name, with_loop = encode_values(rows, "int8", of)
-    monkeypatch.setattr(INT8, "_loop", None)
+    monkeypatch.setattr(INT8, "_encode_loop", None)
     other_name, without = encode_values(rows, "int8", of)
     assert name == other_name == "int8"
     assert np.array_equal(with_loop.records, without.records)
     assert np.array_equal(with_loop.held, without.held)  # type: ignore[arg-type]
+
+
+def test_the_loops_touch_no_byte_beside_their_arrays(loop_folder: Path) -> None:
+    program = Path(__file__).with_name("fenced_arrays.py")
+    environment = os.environ | {"PYTHONPATH": str(PROJECT)}
+    subprocess.run([sys.executable, program, loop_folder], check=True, env=environment)
 
 
 class Refusing(SpanLoop):
@@ -202,6 +184,9 @@ class Refusing(SpanLoop):
     def encode(self, *_: object) -> None:
         raise AssertionError("asked")
 
+    def decode(self, records: np.ndarray, bits: int, values: np.ndarray) -> None:
+        values[...] = BY_NUMPY[bits].decode(records, field(values.shape[1]))
+
 
 def test_int8_asks_the_loop_for_float32_rows_only_and_searches_never_do() -> None:
     values = np.random.default_rng(0).standard_normal((40, 64))
@@ -210,10 +195,8 @@ def test_int8_asks_the_loop_for_float32_rows_only_and_searches_never_do() -> Non
         asking.encode(*table(values, "float32"))
     for dtype in ("float64", "float16", "bfloat16"):
         asking.encode(*table(values, dtype))
-    RowwiseCodec("int4", GridSearch(4, shrinks=(0.0,), rounds=1), Refusing()).encode(*table(values))
+    rowwise_codec(4, Refusing()).encode(*table(values))
     RowwiseCodec("int3", GridSearch(3, shrinks=(), rounds=0), Refusing()).encode(*table(values))
-    assert INT8._loop is SPAN_LOOP
-    assert INT4._loop is None
 
 
 def test_there_is_no_loop_where_no_file_was_built_or_the_file_is_none(tmp_path: Path) -> None:
@@ -226,6 +209,16 @@ def test_there_is_no_loop_where_no_file_was_built_or_the_file_is_none(tmp_path: 
 
 def test_there_is_no_loop_where_the_file_lacks_the_function(tmp_path: Path) -> None:
     shutil.copy(xxhash._xxhash.__file__, tmp_path / BUILT)
+    assert span_loop(tmp_path) is None
+
+
+@pytest.mark.parametrize("function", ["encode_spans", "decode_records"])
+def test_there_is_no_loop_where_the_file_is_of_a_source_that_had_one_of_the_functions_only(
+    tmp_path: Path, function: str
+) -> None:
+    older = tmp_path / "older.c"
+    older.write_text(f"void {function}(void) {{}}")
+    build(tmp_path, older)
     assert span_loop(tmp_path) is None
 
 

@@ -17,6 +17,7 @@ from codec_oracle import (
     of_any_bits,
     ordinary,
     read_record,
+    rows_of_all_kinds,
     table,
 )
 from torch_records import decode_by_torch, decode_halves_by_torch
@@ -53,11 +54,12 @@ def test_records_say_what_the_page_says_that_they_say(codec: str) -> None:
 @rowwise
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_decodes_to_the_bits_that_numpy_decodes_to(codec: str, dtype: str) -> None:
-    for width in (1, 7, 64):
+    for width in (1, 2, 3, 7, 9, 64, 100):
         values = ordinary(np.random.default_rng(1), 200, width)
         values[:20] = values[:20, :1]
         values[0] = 0
-        rows, of = table(values, dtype)
+        rows = np.concatenate([table(values, dtype)[0], rows_of_all_kinds(width, width, dtype)[0]])
+        of = field(width, dtype)
         records, held = encoded(codec, rows, of)
         assert held[1:20].any() == (records.shape[1] >= 6)
         by_numpy = torch.from_numpy(CODECS[codec].decode(records[held], of)).to(getattr(torch, dtype))
