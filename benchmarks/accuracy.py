@@ -21,6 +21,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 CODECS = ("raw", "fp16", "bf16", "int8", "int4", "int3", "int2")
+ADAM_CODECS = ("raw", "bf16", "fp16", "int8", "int8+bf16")
+"""Of both moments, or of the first and of the second; other than raw and bf16 the checkpointer takes none of them."""
 RESTORES = (0, 1, 3, 10, 20)
 _UNINTERRUPTED: tuple[str | None, int] = (None, 0)
 
@@ -30,7 +32,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="Criteo TSV (Kaggle layout) or parquet")
     parser.add_argument("--out", type=Path, required=True, help="a result; runs that it lacks are added")
     parser.add_argument("--seeds", type=int, default=5, help="runs of every kind, with seeds from 0 on")
-    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=CODECS)
+    parser.add_argument(
+        "--optimizer", choices=("row-wise-adagrad", "adam"), default="row-wise-adagrad",
+        help="of the tables; with adam --codecs are those of its moments, and weights are exact",
+    )  # fmt: skip
+    parser.add_argument("--codecs", nargs="+", help=f"default: all; adam: {', '.join(ADAM_CODECS)}")
     parser.add_argument("--restores", nargs="+", type=int, default=RESTORES)
     parser.add_argument("--train-rows", type=int, default=70_000, help="at most")
     parser.add_argument("--held-out-rows", type=int, default=10_000, help="the last of the file")
@@ -39,14 +45,20 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-rows-per-table", type=int, default=20_000)
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run later than this")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    known = ADAM_CODECS if arguments.optimizer == "adam" else CODECS
+    arguments.codecs = arguments.codecs or known
+    if unknown := set(arguments.codecs) - set(known):
+        parser.error(f"--codecs: {', '.join(sorted(unknown))}: with {arguments.optimizer} it takes {', '.join(known)}")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
     arguments = parse_arguments(argv)
     _quiet()
-    from accuracy_run import Conditions, Rows, Run, Wanted
+    from accuracy_optimizer_run import adam_learner
+    from accuracy_run import Conditions, Rows, Run, Wanted, fused_learner
     from conditions import conditions as machine
     from dlrm_model import start_processes
 
@@ -58,9 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.train_rows, arguments.held_out_rows, arguments.batch_size, arguments.embedding_dim,
         arguments.max_rows_per_table, arguments.lr,
     )  # fmt: skip
-    result = _opened(
-        arguments.out, {**asdict(conditions), "steps": conditions.steps, "table_rows": sum(rows.table_sizes)}
-    )
+    adam = arguments.optimizer == "adam"
+    make = adam_learner if adam else fused_learner
+    facts = {**asdict(conditions), "steps": conditions.steps, "table_rows": sum(rows.table_sizes)}
+    result = _opened(arguments.out, {**facts, "optimizer": "adam"} if adam else facts)
     missing = list(_missing(arguments, result))
     device = start_processes()
     for number, (seed, codec, restores) in enumerate(missing):
@@ -68,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{len(missing) - number} runs are left")
             return 0
         started = time.monotonic()
-        learned = Run(conditions, Wanted(seed, codec, restores), rows, device).learn()
+        learned = Run(conditions, Wanted(seed, codec, restores), rows, device, make).learn()
         result["runs"].append({"seed": seed, "codec": codec, "restores": restores, **learned.as_json()})
         result["machine"] = machine(Path(tempfile.gettempdir()))
         _write(arguments.out, result)

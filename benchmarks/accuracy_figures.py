@@ -1,4 +1,4 @@
-"""What follows from the runs of an accuracy result: changes paired by seed, their standard errors, the verdict on each
+"""What follows from the runs of accuracy results: changes paired by seed, their standard errors, the verdict on each
 width.
 
 It must not know how runs are made, nor pages.
@@ -7,13 +7,14 @@ It must not know how runs are made, nor pages.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 ALLOWED_PERCENT = 0.01
-JUDGED_AT = {"int2": 1, "int3": 3, "int4": 20, "int8": 20}
-"""The restores up to which a width is to serve; of 8 bits, which serve any number, the most that are run."""
+WIDTHS = ("int2", "int3", "int4", "int8")
+PUBLISHED = {1: "int2", 3: "int3", 10: "int4", 20: "int4"}
+"""By restores: the width that Check-N-Run (NSDI'22) gives a run that expects so many."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class Mean:
         """Two standard errors above the mean."""
         return None if self.error is None else self.mean + 2 * self.error
 
+    @property
+    def fails(self) -> bool:
+        """Worse than allowed by more than two standard errors."""
+        return self.error is not None and self.mean - 2 * self.error > ALLOWED_PERCENT
+
 
 @dataclass(frozen=True)
 class Change:
@@ -50,8 +56,7 @@ class Change:
 
     @property
     def fails(self) -> bool:
-        """Worse than allowed by more than two standard errors."""
-        return any(m.error is not None and m.mean - 2 * m.error > ALLOWED_PERCENT for m in (self.loss, self.auc))
+        return self.loss.fails or self.auc.fails
 
 
 class Result:
@@ -71,7 +76,8 @@ class Result:
 
     def runs(self, codec: str | None, restores: int) -> dict[int, Mapping[str, Any]]:
         """By seed."""
-        return {seed: run for (c, r, seed), run in sorted(self._runs.items(), key=str) if (c, r) == (codec, restores)}
+        found = {seed: run for (c, r, seed), run in self._runs.items() if (c, r) == (codec, restores)}
+        return dict(sorted(found.items()))
 
     @property
     def uninterrupted(self) -> dict[int, Mapping[str, Any]]:
@@ -108,16 +114,24 @@ class Result:
         off, norm = (statistics.fmean([e[name] for e in found]) for name in ("off", "norm"))
         return off, off / norm
 
-    def failing(self) -> list[str]:
-        """Widths that lose more than allowed."""
-        changes = {codec: self.change(codec, restores) for codec, restores in JUDGED_AT.items()}
-        return [codec for codec, change in changes.items() if change is not None and change.fails]
-
     def bytes_to_raw(self, codec: str, restores: int) -> float | None:
         """What all checkpoints of a run take, as a share of what they take in ``raw``."""
         raw = self.runs("raw", restores)
         shares = [run["bytes"] / raw[seed]["bytes"] for seed, run in self.runs(codec, restores).items() if seed in raw]
         return statistics.fmean(shares) if shares else None
+
+
+def judged(results: Collection[Result]) -> dict[tuple[int, str], bool | None]:
+    """By restores and width, whether it serves: from the published width on, up to the first that fails in no data set.
+    None where nothing was run."""
+    verdicts: dict[tuple[int, str], bool | None] = {}
+    for restores, published in PUBLISHED.items():
+        for width in WIDTHS[WIDTHS.index(published) :]:
+            changes = [c for result in results if (c := result.change(width, restores)) is not None]
+            verdicts[restores, width] = not any(change.fails for change in changes) if changes else None
+            if verdicts[restores, width]:
+                break
+    return verdicts
 
 
 def _place(run: tuple[str | None, int, int]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib as mpl
-from accuracy_figures import ALLOWED_PERCENT, JUDGED_AT, Result
+from accuracy_figures import ALLOWED_PERCENT, Mean, Result
 from matplotlib.figure import Figure
 
 from incremental_ckpt.codecs import codec_named
@@ -22,7 +22,7 @@ _COLOURS = {
 
 
 def plot_changes(result: Result, path: Path) -> None:
-    """Loss and AUC by restores, side by side for each codec; ringed where a width is judged."""
+    """Loss and AUC by restores, side by side for each codec; ringed where a width fails."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(9.5, 3.6), layout="constrained")
         panels = figure.subplots(1, 2)
@@ -38,11 +38,11 @@ def plot_changes(result: Result, path: Path) -> None:
                     change = result.change(codec, restores)
                     if change is None:
                         continue
-                    mean, judged = getattr(change, measure), JUDGED_AT.get(codec) == restores
+                    mean: Mean = getattr(change, measure)
                     panel.errorbar(
                         x + shift, mean.mean, yerr=2 * (mean.error or 0), fmt="o", linewidth=1.2,
-                        color=_COLOURS[codec], markersize=6.5 if judged else 4,
-                        markeredgecolor="black" if judged else _COLOURS[codec],
+                        color=_COLOURS[codec], markersize=6.5 if mean.fails else 4,
+                        markeredgecolor="black" if mean.fails else _COLOURS[codec],
                     )  # fmt: skip
             panel.set_xticks(range(len(result.restores)), [str(r) for r in result.restores])
             panel.set_xlim(-0.5, len(result.restores) - 0.5)
@@ -52,7 +52,7 @@ def plot_changes(result: Result, path: Path) -> None:
             panels[0].plot([], [], "o", color=_COLOURS[codec], markersize=4, label=codec)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
-        figure.suptitle("Mean over seeds, bars of two standard errors; ringed: where a width is judged", fontsize=9)
+        figure.suptitle("Mean over seeds, bars of two standard errors; ringed: fails", fontsize=9)
         figure.savefig(path, metadata={"Date": None})
 
 

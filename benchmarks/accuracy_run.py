@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class Wanted:
     Attributes:
         restores: how often the run is interrupted and resumed, at equal distances; 0: it saves as a run of 20 restores
             does, and is never resumed.
-        codec: of the tables' weights; None: nothing is saved.
+        codec: of what the learner quantizes; None: nothing is saved.
     """
 
     seed: int
@@ -83,6 +83,8 @@ class Learned:
         bytes: of all its checkpoints.
         error: at the first resume, for rows that training had changed and for those still as they were drawn: how many
             there are, the mean L2 norm of a row, and the mean L2 norm of what it is off by. Empty without a resume.
+        first_update: the most that the first step after the first resume moves any weight of a table by. None without
+            a resume.
     """
 
     loss: float
@@ -90,9 +92,37 @@ class Learned:
     digest: str
     bytes: int
     error: dict[str, dict[str, float]]
+    first_update: float | None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is trained.
+
+    Attributes:
+        digest: over all that training changes.
+        codecs: arguments of the checkpointer.
+        after_resume: told the tables when all is back.
+    """
+
+    model: torch.nn.Module
+    optimizer: Any
+    digest: Callable[[], str]
+    codecs: Mapping[str, str]
+    after_resume: Callable[[Sequence[Table]], None] = lambda _: None
+
+
+MakeLearner = Callable[[Conditions, Wanted, Sequence[int], torch.device], Learner]
+
+
+def fused_learner(conditions: Conditions, wanted: Wanted, table_sizes: Sequence[int], device: torch.device) -> Learner:
+    """The example as it is: tables with fused row-wise Adagrad; the codec is that of their weights."""
+    model, optimizer = build_model(table_sizes, conditions.dim, conditions.learning_rate, device, _SHARDING)
+    codecs = {} if wanted.codec is None else {"codec": wanted.codec}
+    return Learner(model, optimizer, lambda: digest(model, optimizer), codecs)
 
 
 class Rows:
@@ -118,17 +148,19 @@ class Rows:
 class Run:
     """Interrupts are hard: all weights are lost, and what goes on is what the checkpoint brings back."""
 
-    def __init__(self, conditions: Conditions, wanted: Wanted, rows: Rows, device: torch.device) -> None:
+    def __init__(
+        self, conditions: Conditions, wanted: Wanted, rows: Rows, device: torch.device, make: MakeLearner
+    ) -> None:
         self._conditions = conditions
         self._wanted = wanted
         self._rows = rows
         self._device = device
         make_repeatable(wanted.seed, threads=1)
-        self.model, self.optimizer = build_model(
-            rows.table_sizes, conditions.dim, conditions.learning_rate, device, _SHARDING
-        )
+        self._learner = make(conditions, wanted, rows.table_sizes, device)
+        self.model, self.optimizer = self._learner.model, self._learner.optimizer
         self._reader = rows.from_the_first()
         self._bytes = 0
+        self._first_update: float | None = None
         self._error: dict[str, dict[str, float]] = {}
 
     def learn(self) -> Learned:
@@ -138,7 +170,7 @@ class Run:
             while step < self._conditions.steps:
                 step = self._until_interrupted(store, step, points)
         loss, auc = self._judged()
-        return Learned(loss, auc, digest(self.model, self.optimizer), self._bytes, self._error)
+        return Learned(loss, auc, self._learner.digest(), self._bytes, self._error, self._first_update)
 
     def _save_steps(self) -> set[int]:
         count = self._wanted.restores or (20 if self._wanted.codec else 0)
@@ -151,16 +183,21 @@ class Run:
             return self._conditions.steps
         with Checkpointer(
             self.model, store, optimizer=self.optimizer, state={"reader": self._reader}, when=_NEVER,
-            codec=self._wanted.codec, on_event=self._count, settings=_SETTINGS,
+            on_event=self._count, settings=_SETTINGS, **self._learner.codecs,
         ) as checkpointer:  # fmt: skip
+            resumed = done
             if done:
                 kept = self._weights() if not self._error else {}
                 self._lose()
                 progress = checkpointer.resume_from_checkpoint()
                 assert progress is not None
                 assert progress.step == done
-                self._error = self._error or self._errors(kept)
-            for point in sorted(p for p in points if p > done):
+                self._learner.after_resume(self._tables())
+                if not self._error:
+                    self._error = self._errors(kept)
+                    self._first_update = self._update(done)
+                    done += 1
+            for point in sorted(p for p in points if p > resumed):
                 self._train(done, point)
                 done = point
                 checkpointer.save_checkpoint(point).wait()
@@ -181,6 +218,11 @@ class Run:
             loss.backward()
             self.optimizer.step()
 
+    def _update(self, done: int) -> float:
+        before = self._weights()
+        self._train(done, done + 1)
+        return max(float((now - before[table]).abs().max()) for table, now in self._weights().items())
+
     def _tables(self) -> list[Table]:
         return list(adapt(self.model, self.optimizer).tables())
 
@@ -189,14 +231,15 @@ class Run:
 
     def _lose(self) -> None:
         with torch.no_grad():
-            for live in (*(t.tensors[WEIGHT] for t in self._tables()), *self.model.parameters()):
+            rows = [live for t in self._tables() for live in t.tensors.values()]
+            for live in (*rows, *self.model.parameters()):
                 live.detach().fill_(torch.nan)
 
     def _errors(self, kept: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
         trained, norms, offs = [], [], []
         for table in self._tables():
-            (state,) = (live for name, live in table.tensors.items() if name != WEIGHT)
-            trained.append(state.detach().reshape(len(state), -1).any(dim=1).numpy())
+            state = torch.cat([live.detach() for name, live in table.tensors.items() if name != WEIGHT], dim=1)
+            trained.append(state.any(dim=1).numpy())
             norms.append(kept[table.shard.table].norm(dim=1).numpy())
             offs.append((table.tensors[WEIGHT].detach() - kept[table.shard.table]).norm(dim=1).numpy())
         changed, norm, off = (np.concatenate(parts) for parts in (trained, norms, offs))

@@ -1,29 +1,40 @@
-"""What a caller of the checkpointer may have given wrongly: checked where it is given, told by the argument's name.
+"""What a caller may have given wrongly: checked where it is given, told by the argument's name.
 
-It must not know what becomes of the arguments.
+It must not know what becomes of the arguments, and loads no torch.
 """
 
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from numbers import Real
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _T = TypeVar("_T")
 
+REPOSITORY = "a Repository, as Repository(open_store('runs/17')) is one"
+"""What a Repository is, for ``an``."""
 
-def policies(name: str, given: Any, method: str, example: str) -> tuple[Any, ...]:
+
+def policies(name: str, given: Any, method: str, example: str, *, least: int = 0) -> tuple[Any, ...]:
     """One policy or several as a tuple.
 
     Raises:
         TypeError: something among them has no such method, or is a class instead of an object.
+        ValueError: fewer than ``least``.
     """
-    found = tuple(given) if isinstance(given, Sequence) else (given,)
+    found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else (given,)
     for policy in found:
         if isinstance(policy, type) or not callable(getattr(policy, method, None)):
             raise TypeError(f"{name} takes a policy such as {example}, or a list of them, not {policy!r}")
+    if len(found) < least:
+        raise ValueError(f"{name} takes at least one policy, such as {example}, not none")
     return found
 
 
@@ -34,8 +45,11 @@ def one_of(name: str, value: Any, allowed: Sequence[str]) -> Any:
     return value
 
 
-def codec(name: str, value: object, names: Collection[str]) -> None:
+def codec(name: str, value: object, names: Collection[str], refused: Mapping[str, str] = MappingProxyType({})) -> None:
     """
+    Args:
+        refused: names of other codecs, and why they are not among these.
+
     Raises:
         TypeError: ``value`` is no name.
         ValueError: none of these names.
@@ -44,8 +58,50 @@ def codec(name: str, value: object, names: Collection[str]) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name} takes the name of a codec, one of {known}, not {value!r}")
     if value not in names:
-        why = "; 'auto' is for weights only" if value == "auto" else ""
-        raise ValueError(f"{name} must be one of {known}, not {value!r}{why}")
+        why = {"auto": "'auto' is for weights only", **refused}.get(value)
+        raise ValueError(f"{name} must be one of {known}, not {value!r}" + (f"; {why}" if why else ""))
+
+
+def flag(name: str, value: object) -> bool:
+    """``value``. Raises TypeError for anything but True and False: what is merely true or false may be meant otherwise,
+    as "no" is."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} takes True or False, not {value!r}")
+    return value
+
+
+def function(name: str, value: Any, what: str) -> Any:
+    """``value``. Raises TypeError where it cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name} takes {what}, not {type(value).__name__}")
+    return value
+
+
+def path(name: str, value: Any) -> Path:
+    """
+    Raises:
+        TypeError: neither a str nor a path of text.
+        ValueError: empty, which would be the folder that the process happens to be in.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise TypeError(f"{name} takes a path, not {value!r}")
+    if not text:
+        raise ValueError(f"{name} takes a path, not an empty string")
+    return Path(text)
+
+
+def seconds(name: str, value: Any) -> float:
+    """
+    Raises:
+        TypeError: not a number.
+        ValueError: negative, or not a number after all (nan).
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} takes a number of seconds, not {value!r}")
+    if not float(value) >= 0:
+        raise ValueError(f"{name} takes 0 seconds or more, not {value!r}")
+    return float(value)
 
 
 def whole(name: str, value: int) -> int:
@@ -55,6 +111,8 @@ def whole(name: str, value: int) -> int:
         TypeError: not a whole number.
         ValueError: negative, or more than a manifest can hold.
     """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {value!r}")
     try:
         number = operator.index(value)
     except TypeError as cause:
@@ -84,8 +142,9 @@ def number(name: str, value: float | torch.Tensor) -> float:
     Raises:
         TypeError: not a number.
     """
+    item = getattr(value, "item", None)  # float() of a tensor that has a gradient warns
     try:
-        return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
+        return float(item() if callable(item) else value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as cause:
         raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from cause
 

@@ -17,6 +17,7 @@ from incremental_ckpt.events import Event, FailureEvent, SaveEvent
 from incremental_ckpt.flight import Flight
 from incremental_ckpt.persist import Persister, Verdict
 from incremental_ckpt.rank_writer import Content
+from incremental_ckpt.units import size
 
 log = logging.getLogger("incremental_ckpt")
 
@@ -102,16 +103,17 @@ class Background:
             event = self._event(flight, verdict, self._clock() - handed_over)
             if self._rank == 0:
                 log.info(
-                    "saved step %d as seq %d: %s, %d of %d rows (%.2f %%), %.1f MB, stall %.1f ms, durable after "
+                    "saved step %d as seq %d: %s, %d of %d rows (%.2f %%), %s, stall %.1f ms, durable after "
                     "%.2f s, chain of %d%s",
                     event.step, event.seq, event.kind, event.rows, event.table_rows, 100 * event.share,
-                    event.bytes / 1e6, 1e3 * event.stall_seconds, event.persist_seconds, event.chain_length,
+                    size(event.bytes), 1e3 * event.stall_seconds, event.persist_seconds, event.chain_length,
                     f" ({flight.late})" if str(flight.late) else "",
                 )  # fmt: skip
             self._events.put(event)
             flight.handle._finish(verdict.committed.info(), None)
         elif verdict.error is not None:
-            log.error("save of step %d (seq %d) failed: %s", attempt.step, attempt.seq, verdict.error)
+            told = f"save of step {attempt.step} "  # by which most errors begin
+            log.error("%s%s", "" if str(verdict.error).startswith(told) else f"{told}failed: ", verdict.error)
             self._events.put(FailureEvent(attempt.step, attempt.seq, verdict.error))
             flight.handle._finish(None, verdict.error)
         flight.written.set()

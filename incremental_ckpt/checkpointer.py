@@ -20,6 +20,7 @@ import torch
 from incremental_ckpt import arguments
 from incremental_ckpt.adapters import adapt
 from incremental_ckpt.codecs import AutoCodec, chosen_codecs
+from incremental_ckpt.codecs.chosen import NOT_FOR_OPTIMIZERS, OPTIMIZER_CODECS
 from incremental_ckpt.compaction.beside import Compactions, url_elsewhere
 from incremental_ckpt.coordinator import coordinator
 from incremental_ckpt.errors import CheckpointError, SaveError
@@ -41,6 +42,7 @@ from incremental_ckpt.storage import open_store
 from incremental_ckpt.storage.base import Store
 from incremental_ckpt.surroundings import capture_rng, describe, differences
 from incremental_ckpt.tracker import Tracker
+from incremental_ckpt.units import size
 
 log = logging.getLogger("incremental_ckpt")
 
@@ -74,7 +76,7 @@ class Checkpointer:
         kind: ``full``, ``one-shot``, ``consecutive`` or ``intermittent`` (see policy.choose_kind).
         codec: how the tables' weights are encoded: ``raw``, ``fp16``, ``bf16``, ``int8``, ``int4``, ``int3``, ``int2``,
             or by the restores that are expected: ``auto``, or an ``AutoCodec`` with a failure rate.
-        optimizer_codec: how their optimizer fields are: one of these by name, but not ``auto``.
+        optimizer_codec: how their optimizer fields are: ``raw``, or ``bf16``, which halves them.
         keep: what is kept: ``KeepLast``, ``KeepBest``, ``KeepEvery`` or several; the rest is pruned after each save, in
             the background. None: everything.
         busy: what ``step()`` does when a save is due and the one before is not durable: ``defer`` it until it is,
@@ -108,11 +110,13 @@ class Checkpointer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind = arguments.one_of("kind", kind, get_args(KindPolicy))
-        if on_event is not None and not callable(on_event):
-            raise TypeError(f"on_event takes a function of one event, not {on_event!r}")
+        if on_event is not None:
+            arguments.function("on_event", on_event, "a function of one event")
+        arguments.flag("strict", strict)
+        arguments.function("clock", clock, "a function that gives seconds, such as time.monotonic")
         arguments.an(Settings, "settings", settings, "Settings(...)")
         arguments.one_of("busy", busy, get_args(BusyPolicy))
-        policies = arguments.policies("when", when, "due", "EverySteps(1000)")
+        policies = arguments.policies("when", when, "due", "EverySteps(1000)", least=1)
         kept = arguments.policies("keep", () if keep is None else keep, "kept", "KeepLast(3)")
         self._user_state = arguments.state_objects({} if state is None else state)
         self._on_event = on_event
@@ -120,7 +124,7 @@ class Checkpointer:
         self._clock = clock
         if not isinstance(codec, AutoCodec):
             arguments.codec("codec", codec, CODECS | {"auto"})
-        arguments.codec("optimizer_codec", optimizer_codec, CODECS)
+        arguments.codec("optimizer_codec", optimizer_codec, OPTIMIZER_CODECS, NOT_FOR_OPTIMIZERS)
         codecs = chosen_codecs(codec, optimizer_codec)
         self._ranks = coordinator(settings.vote_timeout)
         self._opened_store = isinstance(store, str | os.PathLike)
@@ -183,12 +187,11 @@ class Checkpointer:
             self._saver.restart()
             return None
         source = resumed.chain[-1]
-        for difference in differences(source.environment, self._environment) if source.environment else ():
+        if source.environment and (found := differences(source.environment, self._environment)):
             log.warning(
                 "the run that saved seq %d had other surroundings, so it need not be repeated bit for bit: %s",
-                source.seq,
-                difference,
-            )
+                source.seq, "; ".join(found),
+            )  # fmt: skip
         self._saver.planner.begin_after(
             resumed.newest, resumed.newest_seq, resumed.chain, complete=resumed.complete, notes=resumed.notes
         )
@@ -196,9 +199,9 @@ class Checkpointer:
         self._schedule.begin(source.step, source.epoch)
         self._schedule.load_state_dict(resumed.schedule)
         log.info(
-            "resumed seq %d (step %d) from %s: chain of %d, %.1f MB in %.2f s",
+            "resumed seq %d (step %d) from %s: chain of %d, %s in %.2f s",
             source.seq, source.step, self._repository.store.url,
-            len(resumed.chain), resumed.bytes / 1e6, resumed.seconds,
+            len(resumed.chain), size(resumed.bytes), resumed.seconds,
         )  # fmt: skip
         event = ResumeEvent(
             source.seq, source.step, len(resumed.chain), resumed.bytes, resumed.seconds, resumed.passed_over

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from incremental_ckpt.arguments import seconds
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.model import CheckpointInfo, Shard
 from incremental_ckpt.persist import Verdict
@@ -37,7 +38,10 @@ class SaveHandle:
         Raises:
             SaveError, ConflictError: what went wrong; it is then not raised again elsewhere.
             TimeoutError: not done within ``timeout`` seconds; the save goes on.
+            TypeError, ValueError: ``timeout`` is no number of seconds.
         """
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         if not self._finished.wait(timeout):
             raise TimeoutError(
                 f"the save of step {self.step} (seq {self.seq}) is not done after {timeout} s; it goes on"

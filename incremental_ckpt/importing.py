@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from incremental_ckpt.arguments import REPOSITORY, an, path, whole
 from incremental_ckpt.codecs import codec_named
 from incremental_ckpt.errors import ConflictError, MismatchError
 from incremental_ckpt.foreign import Foreign, read_foreign
@@ -72,11 +72,20 @@ def import_checkpoint(
         ConflictError: the store holds checkpoints already.
         MismatchError: what is named as a table is none, or nobody tells which are.
     """
+    source = path("source", source)
+    an(Repository, "repository", repository, REPOSITORY)
+    if (
+        isinstance(tables, str | bytes)
+        or not isinstance(tables, Sequence | None)
+        or not all(isinstance(name, str) for name in tables or ())
+    ):
+        raise TypeError(f"tables takes a list of names, not {tables!r}")
+    step = whole("step", step)
     if repository.listing().seqs:
         raise ConflictError(
             f"{repository.store.url} holds checkpoints already. An import begins a run: give an empty place"
         )
-    foreign = read_foreign(Path(source))
+    foreign = read_foreign(source)
     chosen = _tables(foreign, tables)
     live = [_table(foreign, name) for name in chosen]
     dense = {name: foreign.load(name) for name in foreign.names if name.removesuffix(_SUFFIX) not in chosen}

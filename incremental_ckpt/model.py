@@ -65,6 +65,11 @@ class Shard:
     def row_bytes(self) -> int:
         return sum(f.row_bytes for f in self.fields)
 
+    @property
+    def dtype(self) -> str:
+        """Of the weight."""
+        return next((f.dtype for f in self.fields if f.name == WEIGHT), "no weight")
+
 
 @dataclass(frozen=True)
 class CheckpointRef:
@@ -122,6 +127,7 @@ class Table:
         edited: whether rows were changed just now that nobody has announced (an in-place edit). Safe in any thread.
         tracked: whether every update of a row is announced to the tracker before it happens. False: any row may change
             at any time, and every checkpoint carries all rows.
+        whole_because: why it is not tracked, and what would change that, for people; empty where nobody can.
     """
 
     shard: Shard
@@ -129,6 +135,7 @@ class Table:
     tracked: bool
     replicated: bool = False
     edited: Callable[[], bool] = _never
+    whole_because: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ It must not know models, trackers or devices, and runs no collective: ranks meet
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,10 @@ from incremental_ckpt.format.manifest import (
 from incremental_ckpt.model import WEIGHT
 from incremental_ckpt.rank_writer import Attempt, Ballot, Content, RankWriter, ballot_of
 from incremental_ckpt.repository import Repository
+from incremental_ckpt.repository.foundation import Foundation
 from incremental_ckpt.settings import Settings
+
+log = logging.getLogger("incremental_ckpt")
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,14 @@ class Verdict:
         newest: the newest checkpoint of this job in the store, as the look after the attempt showed it; None where
             there is none.
         looked: whether the look succeeded; if not, the next attempt looks first.
+        must_base: what deltas count from is gone: only a base can be resumed.
     """
 
     committed: Manifest | None
     error: CheckpointError | None
     newest: Manifest | None
     looked: bool
+    must_base: bool = False
 
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
@@ -78,6 +84,7 @@ class Persister:
         self._clock = clock
         self._sleep = sleep
         self._now = now
+        self._foundation = Foundation(repository)
 
     def persist(self, attempt: Attempt, content: Content, interrupt: threading.Event) -> Verdict:
         """Write, vote and (rank 0) commit. Never raises a CheckpointError: the verdict says what went wrong.
@@ -92,10 +99,15 @@ class Persister:
         error: CheckpointError | None = None
         mine: Ballot | None = None
         may_report = False
+        self._foundation.missing = None  # that of the attempt before
         try:
             try:
+                if self._rank == 0:
+                    self._warn_of_a_lost_repo_file(attempt)
                 self._repository.create()  # on every rank: no object may come before repo.json
                 may_report = True
+                if self._rank == 0:
+                    self._check_foundation(attempt)
                 for packful, overriding in content.packfuls:
                     writer.add_rows(packful, overriding=overriding)
                     if interrupt.is_set():
@@ -112,6 +124,28 @@ class Persister:
         if self._rank == 0:
             return self._decide(attempt, mine, error)
         return self._await_outcome(attempt, error, interrupt)
+
+    def _warn_of_a_lost_repo_file(self, attempt: Attempt) -> None:
+        if self._repository.has_lost_repo_file():
+            log.warning(
+                "%s has lost its %s under the run, which the save of step %d makes again: does somebody delete what "
+                "lies there? Checkpoints may be lost as well (`ickpt check` tells)",
+                self._repository.store.url, layout.REPO, attempt.step,
+            )  # fmt: skip
+
+    def _check_foundation(self, attempt: Attempt) -> None:
+        """Raises SaveError where the base that a delta would count from is gone: nobody could resume the delta."""
+        if attempt.parent is not None and (missing := self._foundation.missing_below(attempt.parent)) is not None:
+            raise self._foundation_lost(attempt, missing, "committed nothing")
+
+    def _foundation_lost(self, attempt: Attempt, missing: str, outcome: str) -> SaveError:
+        assert attempt.parent is not None
+        return SaveError(
+            f"save of step {attempt.step} (seq {attempt.seq}) {outcome}: what it counts from has gone from "
+            f"{self._repository.store.url} since seq {attempt.parent.seq} was saved or resumed ({missing}). Find out "
+            "what deletes it (a cleaner of old files, a lifecycle rule, another job). The next save is a base and "
+            "stands alone"
+        )
 
     def _codecs_of(self, attempt: Attempt) -> Mapping[str, Codec]:
         named = attempt.weight_codec
@@ -207,19 +241,33 @@ class Persister:
 
     def _look(self, attempt: Attempt, committed: Manifest | None, error: CheckpointError | None) -> Verdict:
         """What the store holds now decides what the next attempt counts from, not what this one believes."""
+        lost = attempt.parent is not None and self._foundation.missing is not None
         try:
-            newest = self._repository.newest_above(attempt.seq - 1)
+            listing = self._repository.listing(self._first_of_chain(attempt) - 1)
+            newest = self._repository.newest() if lost else self._repository.newest_in(listing, attempt.seq - 1)
         except Exception:  # whatever a store raises, what has been committed is
-            return Verdict(committed, error, committed, committed is not None)
+            return Verdict(committed, error, committed, committed is not None, lost)
         if newest is not None and newest.attempt == attempt.attempt:
             # The answer was lost, or the put landed after we had given it up: it is committed all the same.
+            if attempt.parent is not None and (missing := self._foundation.missing_in(listing)) is not None:
+                outcome = "is written and cannot be resumed"
+                return Verdict(None, self._foundation_lost(attempt, missing, outcome), newest, True, must_base=True)
             return Verdict(newest, None, newest, True)
-        if newest is not None and newest.job != attempt.job:
+        if newest is not None and newest.job not in self._jobs_that_may_hold(newest.seq, attempt):
             # Also where a late put of our own holds this number: another job has gone on behind it.
             if committed is None:
                 error = self._repository.lost_to(newest, attempt.job)
             newest = None
-        return Verdict(committed, error, newest or committed, True)
+        return Verdict(committed, error, newest or committed, True, lost)
+
+    @staticmethod
+    def _jobs_that_may_hold(seq: int, attempt: Attempt) -> set[str]:
+        """From the attempt's number on no other job than its own; below it those behind it as well."""
+        return {attempt.job} if seq >= attempt.seq else {entry.job for entry in attempt.lineage}
+
+    def _first_of_chain(self, attempt: Attempt) -> int:
+        """From which number on a listing shows all that the attempt stands on."""
+        return attempt.seq if attempt.parent is None else min((*self._foundation.chain, attempt.seq))
 
     def _tell(self, attempt: Attempt, verdict: Verdict) -> None:
         if not self._repository.exists:

@@ -182,6 +182,8 @@ class Planner:
             else:
                 self._shares.append(totals.rows / max(1, totals.table_rows))
             self._chains[attempt.seq] = self._chain_of(verdict.committed)
+        if verdict.must_base:
+            self._must_base = True
         self._adopt(verdict.newest)
         self._unseen = not verdict.looked
 

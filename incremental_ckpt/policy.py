@@ -308,6 +308,8 @@ class KeepBest:
 
     def __post_init__(self) -> None:
         _check_count("KeepBest", "number of checkpoints", self.count)
+        if not isinstance(self.metric, str) or not self.metric:
+            raise TypeError(f"KeepBest takes the name of a metric, such as 'auc', not {self.metric!r}")
         if self.mode not in ("max", "min"):
             raise ValueError(f"KeepBest takes the mode 'max' or 'min', not {self.mode!r}")
 

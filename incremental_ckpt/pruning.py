@@ -6,15 +6,17 @@ It must not know models, ranks or threads, and must not import torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from incremental_ckpt.errors import CorruptionError, NotFoundError, StorageError
+from incremental_ckpt.arguments import REPOSITORY, an, flag, policies
+from incremental_ckpt.errors import CorruptionError, FormatError, NotFoundError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Gone, Manifest
 from incremental_ckpt.policy import Keep, kept_by_any
 from incremental_ckpt.repository import Listing, Repository
+from incremental_ckpt.repository.foundation import missing_of
 
 log = logging.getLogger("incremental_ckpt")
 
@@ -54,6 +56,8 @@ class PrunePlan:
         damaged: visible checkpoints that retention does not count since they cannot be restored.
         equivalents: manifests of equivalent bases that go.
         removals: data that goes, by seq.
+        newer: numbers whose equivalent base a newer version wrote. What it needs cannot be told: it stays with all data
+            of its number, and so do the visible ones that may be read from it, with all that they need by themselves.
     """
 
     kept: tuple[int, ...]
@@ -64,6 +68,7 @@ class PrunePlan:
     damaged: tuple[int, ...]
     equivalents: tuple[tuple[int, str], ...]
     removals: tuple[Removal, ...]
+    newer: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -111,12 +116,12 @@ def prune(
     Raises:
         CorruptionError: a manifest or a resume marker that decides what is needed cannot be read. Nothing was touched.
         StorageError: the store does not answer to the plan; failures to delete are in the report instead.
-        ValueError: no policy at all.
+        ValueError, TypeError: no policy at all, or an argument is not what it should be.
     """
-    policies = tuple(keep) if isinstance(keep, Sequence) else (keep,)
-    if not policies:
-        raise ValueError("prune needs at least one policy that says what to keep")
-    plan = _plan(repository, policies)
+    an(Repository, "repository", repository, REPOSITORY)
+    given = policies("keep", keep, "kept", "KeepLast(3)", least=1)
+    flag("dry_run", dry_run)
+    plan = _plan(repository, given)
     return PruneReport(plan, False) if dry_run else _execute(repository, plan, now)
 
 
@@ -141,6 +146,7 @@ class _Survey:
         self._listing: Listing = repository.listing()
         self._manifests: dict[int, Manifest | None] = {}
         self._equivalents: dict[int, Manifest | None] = {}
+        self._newer: set[int] = set()
         self._markers = repository.resume_markers() if self._listing.seqs else []
         self._attempts: dict[tuple[int, str], dict[str, int]] = {}
         self._whole: dict[int, bool] = {}
@@ -160,6 +166,8 @@ class _Survey:
                 "read, so nobody can tell what it needs. Restore it from a copy, or prune after the next save",
                 key=layout.manifest_key(seqs[-1]), expected="a manifest", found="a damaged one",
             )  # fmt: skip
+        for seq in self._listing.bases:
+            self._equivalent(seq)
         whole = [seq for seq in seqs if self._is_whole(seq)]
         damaged = tuple(seq for seq in seqs if not self._whole[seq])
         infos = [manifest.info() for seq in whole if (manifest := self._manifest(seq)) is not None]
@@ -172,7 +180,9 @@ class _Survey:
         # Damage may be mended from a copy: what is not older than all that retention keeps stays.
         oldest = min(wanted | {newest.seq})
         read, in_use = self._closure(wanted), self._closure(used)
-        needed = read | in_use | self._closure((s for s in damaged if s > oldest), of_damaged=True)
+        may_be_mended = {s for s in damaged if s > oldest}
+        may_be_whole = {s for s in seqs if s in self._newer or (not self._whole[s] and self._may_stand_on_newer(s))}
+        needed = read | in_use | self._closure(may_be_mended | may_be_whole, of_damaged=True)
         forgotten = tuple(seq for seq in seqs if seq not in needed)
         return PrunePlan(
             kept=tuple(seq for seq in seqs if seq in needed),
@@ -183,6 +193,7 @@ class _Survey:
             damaged=damaged,
             equivalents=tuple((s, layout.base_key(s)) for s in sorted(self._listing.bases) if self._drops(s, needed)),
             removals=tuple(self._removals(needed)),
+            newer=tuple(sorted(self._newer)),
         )
 
     def is_current(self) -> bool:
@@ -191,7 +202,9 @@ class _Survey:
 
     def _drops(self, seq: int, needed: set[int]) -> bool:
         """Whether nothing of this number is needed. One that is neither visible nor gone came after the listing."""
-        return seq not in needed and (seq in self._listing.gone or seq in self._listing.seqs)
+        if seq in needed or seq in self._newer:
+            return False
+        return seq in self._listing.gone or seq in self._listing.seqs
 
     def _manifest(self, seq: int) -> Manifest | None:
         """The manifest of a number, gone or not; None where it is damaged. It is never deleted, so it is there."""
@@ -213,21 +226,15 @@ class _Survey:
                     found = self._repository.equivalent(own)
                 except CorruptionError as damage:
                     log.warning("the equivalent base of seq %d is ignored: %s", seq, damage)
+                except FormatError as newer:
+                    log.warning("the equivalent base of seq %d is left as it is: %s", seq, newer)
+                    self._newer.add(seq)
             self._equivalents[seq] = found if found is not None and self._is_there(found) else None
         return self._equivalents[seq]
 
     def _is_there(self, manifest: Manifest) -> bool:
         """Whether its rank manifests are there, and packs of the sizes that it counts in sum."""
-        attempts: dict[tuple[int, str], Mapping[str, int]] = {}
-        for ref in manifest.ranks:
-            parsed = layout.parse_key(ref.key)
-            assert parsed is not None, "a manifest that was read names rank manifests only"
-            place = (parsed.seq, parsed.attempt)
-            attempts[place] = self._attempts.get(place, {})
-            if attempts[place].get(ref.key) != ref.size:
-                return False
-        packs = sum(n for objects in attempts.values() for key, n in objects.items() if key.endswith(_PACK))
-        return packs + sum(ref.size for ref in manifest.ranks) >= manifest.totals.bytes
+        return missing_of(manifest, self._attempts) is None
 
     def _is_whole(self, seq: int) -> bool:
         """Whether all that belongs to the chain is there, as far as a listing tells. `check` looks closer."""
@@ -245,6 +252,15 @@ class _Survey:
         for passed in path:
             self._whole.setdefault(passed, found)
         return found
+
+    def _may_stand_on_newer(self, seq: int) -> bool:
+        """Whether an equivalent base by a newer version stands on the way down from here."""
+        while seq not in self._newer:
+            manifest = self._manifest(seq)
+            if manifest is None or manifest.parent is None:
+                return False
+            seq = manifest.parent.seq
+        return True
 
     def _closure(self, seqs: Iterable[int], *, of_damaged: bool = False) -> set[int]:
         """These and what they are read from: parents, down to a base or an equivalent one.
@@ -289,7 +305,7 @@ class _Survey:
     def _is_orphan(self, seq: int, attempt: str) -> bool:
         """Whether an attempt of a number that stays is one that no manifest names, nor ever will."""
         manifest = self._manifest(seq)
-        if manifest is None or attempt == manifest.attempt:
+        if manifest is None or attempt == manifest.attempt or seq in self._newer:
             return False
         if seq not in self._listing.bases:
             return not attempt.startswith("c")  # a compaction that may still be going on

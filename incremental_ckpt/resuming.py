@@ -21,11 +21,14 @@ from incremental_ckpt.model import Difference, Field, ModelAdapter, Shard, Table
 from incremental_ckpt.repository import Listing, Repository
 from incremental_ckpt.restore import Found, compare_tables, find, load_state, load_tables
 from incremental_ckpt.settings import Settings
-from incremental_ckpt.surroundings import restore_rng
+from incremental_ckpt.surroundings import restore_rng, why_rng_does_not_fit
 
 log = logging.getLogger("incremental_ckpt")
 
 USER, RNG, SCHEDULE = "user", "rng", "schedule"
+_SHOWN = 100
+"""Differences that an error names."""
+
 _PASSES = 12
 """How often a prune may overtake one resume."""
 
@@ -343,12 +346,15 @@ class Resume:
             found.append(Difference(f"state object {name!r} is registered (state=...) and not in the checkpoint"))
         for name in sorted(user - self._user_state.keys()):
             found.append(Difference(f"state object {name!r} is in the checkpoint and not registered (state=...)"))
+        if (why := why_rng_does_not_fit(state.get(RNG) or {})) is not None:
+            found.append(Difference(why, fatal=True))
         refused = [d for d in found if self._strict or d.fatal]
         if refused:
             way_out = "" if any(d.fatal for d in refused) else "\nstrict=False loads what both have"
+            more = f"\n  and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
             raise MismatchError(
                 f"the model and seq {manifest.seq} (step {manifest.step}) in {self._repository.store.url} differ; "
-                "nothing was changed:\n  " + "\n  ".join(d.text for d in refused) + way_out
+                "nothing was changed:\n  " + "\n  ".join(d.text for d in refused[:_SHOWN]) + more + way_out
             )
         return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from incremental_ckpt.coordinator import Coordinator
 from incremental_ckpt.errors import CheckpointError, SaveError
 from incremental_ckpt.events import Event
 from incremental_ckpt.flight import Flight, Late, SaveHandle
-from incremental_ckpt.model import ModelAdapter, Shard
+from incremental_ckpt.model import ModelAdapter, Shard, Table
 from incremental_ckpt.persist import Persister
 from incremental_ckpt.planning import Facts, Planner, as_base
 from incremental_ckpt.policy import ChainLimit, KindPolicy
@@ -36,8 +36,13 @@ from incremental_ckpt.repository import Repository
 from incremental_ckpt.settings import Settings
 from incremental_ckpt.stall import Prepared, Snapshots
 from incremental_ckpt.tracker import Tracker
+from incremental_ckpt.units import size
 
 log = logging.getLogger("incremental_ckpt")
+
+_WORTH_A_WORD = 1 << 20
+"""Bytes of a table from which on it matters that all of it is saved."""
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class Saver:
         self._told: Report | None = None
         self._parent_shards: tuple[Shard, ...] = ()
         self._last_step: int | None = None
+        self._told_of_whole_tables = False
 
     def restart(self) -> None:
         """The model is exactly the checkpoint that the next delta counts from (after a resume), or nothing was resumed:
@@ -226,6 +232,8 @@ class Saver:
             attempt = as_base(attempt)  # a delta cannot bring fields that its parent's rows do not have
         assert prepared is not None
         self._tell_if_steps_go_back(facts.step)
+        if attempt.kind == "delta":
+            self._tell_of_whole_tables(prepared.tables)
         flight = Flight(attempt, SaveHandle(facts.step, attempt.seq), prepared.shards, late=late, last=self.call.last)
         flight.chain_length = 1 if attempt.parent is None else plan["chain_length"]
         try:
@@ -248,6 +256,21 @@ class Saver:
                 step, self._last_step,
             )  # fmt: skip
         self._last_step = step
+
+    def _tell_of_whole_tables(self, tables: Sequence[Table]) -> None:
+        """Once, at the first delta: it is as large as a base, for a reason that is easily missed."""
+        told, self._told_of_whole_tables = self._told_of_whole_tables, True
+        found: dict[str, list[Shard]] = {}
+        for table in tables:
+            is_large = table.shard.rows * table.shard.row_bytes >= _WORTH_A_WORD
+            if table.whole_because and is_large and not (table.replicated and self._rank):
+                found.setdefault(table.whole_because, []).append(table.shard)
+        for why, shards in found.items() if not told else ():
+            names = ", ".join(shard.table for shard in shards[:_NAMED]) + (", ..." if len(shards) > _NAMED else "")
+            log.warning(
+                "every delta carries all rows of %d tables (%s; %s): %s",
+                len(shards), names, size(sum(shard.rows * shard.row_bytes for shard in shards)), why,
+            )  # fmt: skip
 
     def _shards_of_parent(self) -> tuple[Shard, ...]:
         """Those of the base that the next delta builds on. If the one in flight has failed, the next save is a base."""

@@ -32,20 +32,27 @@ def capture_rng() -> dict[str, Any]:
     return state
 
 
+def why_rng_does_not_fit(state: Mapping[str, Any]) -> str | None:
+    """Why ``restore_rng`` would refuse a state; None where it would not."""
+    cuda = state.get("cuda")
+    if cuda is None or not torch.cuda.is_available() or len(cuda) == torch.cuda.device_count():
+        return None
+    return (
+        f"the checkpoint has random states of {len(cuda)} CUDA devices, this process sees {torch.cuda.device_count()}: "
+        "show it the same number (CUDA_VISIBLE_DEVICES)"
+    )
+
+
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Put the generators back where capture_rng found them.
 
     Raises:
         MismatchError: the number of CUDA devices differs.
     """
+    if (why := why_rng_does_not_fit(state)) is not None:
+        raise MismatchError(why)
     cuda = state.get("cuda")
     if cuda is not None and torch.cuda.is_available():
-        if len(cuda) != torch.cuda.device_count():
-            raise MismatchError(
-                f"the checkpoint has random states of {len(cuda)} CUDA devices, this process sees "
-                f"{torch.cuda.device_count()}: "
-                "show it the same number (CUDA_VISIBLE_DEVICES)"
-            )
         torch.cuda.set_rng_state_all(cuda)
     torch.set_rng_state(state["torch"])
     np.random.set_state(state["numpy"])

@@ -28,5 +28,5 @@ def adapt(model: nn.Module, optimizer: object = None, *, strict: bool = True) ->
         TypeError: the model is no module, or an optimizer is none.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model takes an nn.Module, not {model!r}")
+        raise TypeError(f"model takes an nn.Module, not {type(model).__name__}")
     return CompositeAdapter(model, optimizer, strict=strict)

@@ -47,6 +47,7 @@ class CompositeAdapter:
         self._mark_all: Callable[[int], None] | None = None
         self._updated_in_backward = False
         self._fields: Mapping[str, Sequence[Field]] = {}
+        self._tables: Sequence[Table] = ()
         self._found = discover(model, optimizer)
         self.begin()
         self._warn_of_optimizers_that_do_not_fit()
@@ -58,7 +59,8 @@ class CompositeAdapter:
             MismatchError: the model has other tables or shards than it had.
         """
         self._follow_changes()
-        return [table for source in self._found.sources for table in source.tables()]
+        self._tables = [table for source in self._found.sources for table in source.tables()]
+        return self._tables
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         assert self._mark is None, "watched already"
@@ -66,7 +68,8 @@ class CompositeAdapter:
         self._watch_sources()
 
     def begin(self) -> None:
-        self._shapes, self._absent = self._found.dense.shapes(), self._found.dense.absent()
+        self._forms, self._absent = self._found.dense.forms(), self._found.dense.absent()
+        self._dtypes = {table.shard.table: table.shard.dtype for table in self.tables()}
 
     def unwatch(self) -> None:
         for source in self._found.sources:
@@ -80,7 +83,7 @@ class CompositeAdapter:
 
         Raises:
             SaveError: rows were updated in backward and the dense optimizer has not stepped since; or the model has
-                other parameters or buffers than when the adapter was made.
+                other parameters or buffers than when the adapter was made, or they have another shape or dtype.
         """
         if self._updated_in_backward and self._has_dense_optimizer():
             raise SaveError(
@@ -134,14 +137,14 @@ class CompositeAdapter:
 
     def _check_that_a_resume_finds_the_same(self, dense: Mapping[str, Any]) -> None:
         """A resume begins with the model as the Checkpointer was given it."""
-        then = self._shapes
+        then = self._forms
+        kept = {n: form for n, form in then.items() if form is not None and n in dense}
+        tables = {t.shard.table for t in self._tables if t.shard.dtype != self._dtypes.get(t.shard.table)}
         found = [
             ("were added", dense.keys() - then.keys() - self._absent if self._strict else set()),
             ("were removed", then.keys() - dense.keys() if self._strict else set()),
-            (
-                "have another shape",
-                {n for n, shape in then.items() if shape is not None and n in dense and dense[n].shape != shape},
-            ),
+            ("have another shape", {n for n, form in kept.items() if dense[n].shape != form.shape}),
+            ("have another dtype", {n for n, form in kept.items() if dense[n].dtype != form.dtype} | tables),
         ]
         told = [f"{_named(names)} {what}" for what, names in found if names]
         if told:

@@ -5,19 +5,32 @@ It must not know tables, optimizers or checkpoints.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from incremental_ckpt.adapters.walk import class_names, join, walk
+from incremental_ckpt.adapters.memory import can_hold, is_shared_within, why_unwritable, write
+from incremental_ckpt.adapters.walk import join, walk
 from incremental_ckpt.errors import SaveError
-from incremental_ckpt.model import DTYPE_BYTES, Difference
+from incremental_ckpt.model import Difference
+
+log = logging.getLogger("incremental_ckpt")
 
 _EXTRA = "_extra_state"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a parameter keeps as long as a run goes on."""
+
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 class DenseState:
@@ -61,9 +74,19 @@ class DenseState:
                 found.append(Difference(f"{name!r} is a tensor in the model, none in the checkpoint", fatal=True))
             elif is_lazy(tensor):
                 found.append(Difference(f"{name!r} has no shape in the model yet: run a batch through it", fatal=True))
-            elif value.shape != tensor.shape or value.dtype != tensor.dtype:
-                mine, theirs = (f"{tuple(t.shape)} {t.dtype}" for t in (tensor, value))
-                found.append(Difference(f"{name!r} is {mine} in the model, {theirs} in the checkpoint", fatal=True))
+            elif (why := why_unwritable(tensor)) is not None:
+                found.append(Difference(f"{name!r} of the model {why}", fatal=True))
+            elif not isinstance(tensor, nn.Parameter):
+                continue  # what it cannot hold takes its place
+            elif not _alike(value, tensor):
+                text = f"{name!r} is {_form(tensor)} in the model, {_form(value)} in the checkpoint"
+                found.append(Difference(text, fatal=True))
+            elif not can_hold(tensor, value):
+                text = (
+                    f"elements of {name!r} share memory in the model (expand, as_strided) and have different values in "
+                    "the checkpoint: give the model a copy (.clone())"
+                )
+                found.append(Difference(text, fatal=True))
         for name, _, _ in self._absent_buffers():
             known.add(name)
         for name, _ in self._with_extra_state():
@@ -74,10 +97,23 @@ class DenseState:
         return found
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for name, tensor in self._tensors():
-                if name in saved:
-                    tensor.copy_(saved[name])
+        """Buffers that cannot hold what was saved (of another shape or dtype) are replaced: so was the run's own."""
+        others: dict[int, torch.Tensor] = {}
+        for name, tensor in self._tensors():
+            if name not in saved:
+                continue
+            if _alike(saved[name], tensor) and can_hold(tensor, saved[name]):
+                write(tensor, saved[name])
+                continue
+            others[id(tensor)] = saved[name].to(tensor.device, copy=True)
+            shared = ", of which elements share memory," if is_shared_within(tensor) else ""
+            log.warning(
+                "buffer %r is %s%s in the model and was %s in the run that is resumed: the run's takes its place",
+                name, _form(tensor), shared, _form(saved[name]),
+            )  # fmt: skip
+        for _, module in walk(self._model, self._closed):
+            for key, buffer in module._buffers.items():
+                module._buffers[key] = others.get(id(buffer), buffer)
         for name, module, key in self._absent_buffers():
             if isinstance(value := saved.get(name), torch.Tensor):
                 beside = next((t for t in (*module.parameters(), *module.buffers())), value)
@@ -86,11 +122,12 @@ class DenseState:
             if name in saved:
                 module.set_extra_state(deepcopy(saved[name]))
 
-    def shapes(self) -> dict[str, torch.Size | None]:
-        """Of the parameters by name; None for what may take another shape: buffers, and what has no shape yet."""
-        found: dict[str, torch.Size | None] = {}
+    def forms(self) -> dict[str, Form | None]:
+        """Of the parameters by name; None for what may take another: buffers, and what has no shape yet."""
+        found: dict[str, Form | None] = {}
         for name, tensor in self._tensors(lambda n, _: found.update({n: None})):
-            found[name] = tensor.shape if isinstance(tensor, nn.Parameter) and not is_lazy(tensor) else None
+            keeps = isinstance(tensor, nn.Parameter) and not is_lazy(tensor)
+            found[name] = Form(tensor.shape, tensor.dtype) if keeps else None
         return found
 
     def absent(self) -> set[str]:
@@ -123,16 +160,9 @@ class DenseState:
                 yield join(prefix, _EXTRA), module
 
 
-def why_unwritable(tensor: torch.Tensor) -> str | None:
-    """What is in the way of reading a tensor's elements as bytes and writing them back; None if nothing is."""
-    if tensor.is_meta:
-        return "is on the meta device, where it has no values (to_empty() or a materialisation comes first)"
-    if type(tensor) not in (torch.Tensor, nn.Parameter) and "DTensor" in class_names(tensor):
-        return (
-            "is a DTensor (FSDP2 or tensor parallel), of which each rank holds a part that this library does not know"
-        )
-    if tensor.layout is not torch.strided:
-        return f"has the layout {tensor.layout} instead of a dense one"
-    if tensor.is_quantized or str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
-        return f"has the dtype {tensor.dtype}, which has no place in the format"
-    return None
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from incremental_ckpt.adapters.memory import can_hold, why_unwritable, write
 from incremental_ckpt.adapters.row_state import SavedRows, kept_by
 from incremental_ckpt.adapters.walk import class_names
 from incremental_ckpt.errors import MismatchError
@@ -146,8 +147,13 @@ def rows_view(state: torch.Tensor) -> torch.Tensor:
 def placed(value: Any, current: Any, device: torch.device | None) -> Any:
     """A saved value in the place of the current one: written into the tensor that is there if it fits, else a copy."""
     if isinstance(value, torch.Tensor):
-        if isinstance(current, torch.Tensor) and current.shape == value.shape and current.dtype == value.dtype:
-            current.detach().copy_(value)
+        if (
+            isinstance(current, torch.Tensor)
+            and (current.shape, current.dtype) == (value.shape, value.dtype)
+            and why_unwritable(current) is None
+            and can_hold(current, value)
+        ):
+            write(current, value)
             return current
         return value.detach().to(device=device or value.device, copy=True)
     if isinstance(value, dict):

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from incremental_ckpt.adapters.dense import why_unwritable
 from incremental_ckpt.adapters.leaf import Leaf, is_per_row, placed
+from incremental_ckpt.adapters.memory import why_unwritable
 from incremental_ckpt.adapters.walk import class_names, join
 from incremental_ckpt.errors import SaveError
 from incremental_ckpt.model import Difference
@@ -188,13 +188,17 @@ class Optimizers:
 
     def _leaf_differences(self, leaf: Leaf, saved: Mapping[str, Any], restored: Restored) -> list[Difference]:
         names, what = self._names_of(leaf), f"optimizer {leaf.name!r}"
-        if saved.get("class", leaf.kind) != leaf.kind:
-            return [Difference(f"{what} is {leaf.kind}, in the checkpoint {saved['class']}{_BY_PLACE}", fatal=True)]
         groups, live = saved["param_groups"], leaf.optimizer.param_groups
+        others: list[str] = []
+        if saved.get("class", leaf.kind) != leaf.kind:
+            text = f"{what} is {leaf.kind}, in the checkpoint {saved['class']}"
+            if _options_of(groups) != _options_of(live):
+                return [Difference(f"{text}{_BY_PLACE}", fatal=True)]
+            others.append(f"{text}, which has the same options and may take other steps{_BY_PLACE}")
         if len(groups) != len(live):
             text = f"{what} has {len(live)} parameter groups, {len(groups)} in the checkpoint: make the same at first"
             return [Difference(text, fatal=True)]
-        found = []
+        found = others
         for index, (old, new) in enumerate(zip(groups, live, strict=True)):
             here, there = {names[id(p)] for p in new["params"]}, set(old["params"])
             # Tables may move between these optimizers and fused ones, or between groups.
@@ -249,6 +253,11 @@ class Optimizers:
             states[parameter] = fresh
         for key, value in saved["others"].items():
             states[key] = placed(value, states.get(key), None)
+
+
+def _options_of(groups: Sequence[Mapping[str, Any]]) -> list[set[str]]:
+    """The names of what each group of parameters is trained with: alike for optimizers that keep the same state."""
+    return [{*group} - {"params"} for group in groups]
 
 
 def steps_of(parameter: str, saved: Mapping[str, Any]) -> int:

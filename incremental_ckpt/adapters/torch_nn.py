@@ -14,14 +14,18 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from incremental_ckpt.adapters.dense import why_unwritable
 from incremental_ckpt.adapters.leaf import Leaf
+from incremental_ckpt.adapters.memory import is_shared_within, why_unwritable
 from incremental_ckpt.adapters.optimizers import Optimizers, is_row_local
 from incremental_ckpt.adapters.row_state import SavedRows, differing
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.model import WEIGHT, Difference, Field, Mark, Shard, Table
 
 _ANNOUNCED_AT_ONCE = 1 << 16
+_DENSE = (
+    "the gradients of nn.Embedding are dense, so that any row may have changed: sparse=True in it, under SparseAdam, "
+    "Adagrad, or SGD without momentum, lets only those rows be saved that did"
+)
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -56,6 +60,7 @@ class TableParameter:
         may_track: False where rows change in ways that no sparse gradient tells.
         replicated: all ranks hold it, alike.
         cut: which part of the table it is; None: all of it.
+        only_dense: nothing but its dense gradients is in the way of tracking it.
     """
 
     table: str
@@ -65,6 +70,7 @@ class TableParameter:
     may_track: bool
     replicated: bool = False
     cut: Cut | None = None
+    only_dense: bool = False
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -102,8 +108,7 @@ def table_parameters(found: Sequence[tuple[str, nn.Module]], holders: Mapping[in
     for name, module in found:
         weight = module._parameters["weight"]
         assert weight is not None
-        if (why := why_unwritable(weight)) is not None:
-            raise CheckpointError(f"table {name!r} {why}, and cannot be saved")
+        _check_memory(name, weight)
         by_weight.setdefault(id(weight), []).append((name, module))
     tables = []
     for key, users in by_weight.items():
@@ -111,12 +116,25 @@ def table_parameters(found: Sequence[tuple[str, nn.Module]], holders: Mapping[in
         modules = {id(m): m for _, m in users}
         weight = owner._parameters["weight"]
         assert weight is not None
-        may_track = all(m.sparse for m in modules.values()) and holders[key] == modules.keys()
-        may_track = may_track or not weight.requires_grad
         # Streams read rows as bytes that lie together.
-        may_track = may_track and all(m.max_norm is None for m in modules.values()) and weight.stride(1) == 1
-        tables.append(TableParameter(name or WEIGHT, owner, "weight", tuple(modules.values()), may_track))
+        could_track = all(m.max_norm is None for m in modules.values()) and weight.stride(1) == 1
+        could_track = could_track and (holders[key] == modules.keys() or not weight.requires_grad)
+        may_track = could_track and (all(m.sparse for m in modules.values()) or not weight.requires_grad)
+        only_dense = could_track and not may_track
+        users_of = tuple(modules.values())
+        tables.append(TableParameter(name or WEIGHT, owner, "weight", users_of, may_track, only_dense=only_dense))
     return tables
+
+
+def _check_memory(table: str, weight: torch.Tensor) -> None:
+    """Raises CheckpointError where rows cannot be read and written one by one."""
+    if (why := why_unwritable(weight)) is not None:
+        raise CheckpointError(f"table {table!r} {why}, and cannot be saved")
+    if is_shared_within(weight):
+        raise CheckpointError(
+            f"table {table!r} has elements that share memory (expand, as_strided), so that no row can be saved by "
+            "itself: give it a weight of its own (.clone()) before the Checkpointer is made"
+        )
 
 
 class ParameterTables:
@@ -181,16 +199,11 @@ class ParameterTables:
 
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         self._mark, self._mark_all = mark, mark_all
-        self._stamps = [self._stamp(i) for i in range(len(self._members))]
+        self._stamps = [self._stamp(index) for index in range(len(self._members))]
         leaves: dict[int, tuple[Leaf, list[int]]] = {}
         for index, holders in enumerate(self._holders):
             for leaf in holders:
                 leaves.setdefault(id(leaf), (leaf, []))[1].append(index)
-            if self._tracked[index]:
-                for module in self._members[index].users:
-                    loaded = partial(self._loaded, index)
-                    hook = module.register_load_state_dict_post_hook(loaded)
-                    self._handles.append(hook)
         for leaf, members in leaves.values():
             step = partial(self._before_step, members)
             self._handles.append(leaf.optimizer.register_step_pre_hook(step))
@@ -245,6 +258,7 @@ class ParameterTables:
         live = (weight.data_ptr(), id(weight), *(t.data_ptr() for t in state.values()), *state)
         known = self._tables[index]
         if known is None or live != self._live[index]:
+            _check_memory(member.table, weight)
             edited = partial(self._edited, index)
             known = self._tables[index] = _table(member, weight, state, self._tracked[index], edited)
             self._live[index] = live
@@ -302,7 +316,9 @@ class ParameterTables:
 
     def _stamp(self, index: int) -> Stamp:
         """What an edit of a row, or of its optimizer state, changes: which tensors there are, where they lie, and how
-        often each was written to."""
+        often each was written to. A ``load_state_dict`` changes it too: no hook in the module is needed for that, which
+        would be saved and copied with the model. What takes the place of a tensor never lies where that did: the table
+        that was handed out last keeps its memory."""
         parameter = self._members[index].parameter
         tensors = [parameter, *(t for leaf in self._holders[index] for t in leaf.row_tensors(parameter))]
         return tuple((id(t), t.data_ptr(), t._version) for t in tensors)
@@ -321,11 +337,6 @@ class ParameterTables:
         if (stamp := self._stamp(index)) != self._stamps[index]:
             self._mark_all(index)
             self._stamps[index] = stamp
-
-    def _loaded(self, index: int, _module: nn.Module, _keys: object) -> None:
-        if self._mark_all is not None and self._stamps is not None:
-            self._mark_all(index)
-            self._stamps[index] = self._stamp(index)
 
 
 def _holders_of(member: TableParameter, optimizers: Optimizers) -> list[Leaf]:
@@ -357,4 +368,4 @@ def _table(
         shard = Shard(
             member.table, cut.table_rows, cut.table_cols, cut.row_start, cut.rows, cut.col_start, cols, fields
         )
-    return Table(shard, views, tracked, member.replicated, edited)
+    return Table(shard, views, tracked, member.replicated, edited, _DENSE if member.only_dense else "")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -21,6 +21,19 @@ F = TypeVar("F", bound=Callable[..., Verb])
 def _folders(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Tells a shell to complete a folder."""
     return [CompletionItem(incomplete, type="dir")]
+
+
+class Number(click.IntRange):
+    """A whole number from ``min`` on, told in the words of a person who typed something else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            found = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no whole number", param, ctx)
+        if self.min is not None and found < self.min:
+            self.fail(f"{found} is too small: {self.min} at least", param, ctx)
+        return found
 
 
 class _VerbCommand(click.Command):
@@ -49,7 +62,7 @@ url = click.argument("url", metavar="URL", shell_complete=_folders)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON: a contract, see docs/operations.md.")
 seq = click.option(
     "--seq",
-    type=click.IntRange(min=1),
+    type=Number(min=1),
     metavar="N",
     show_default="the newest",
     help="Its number, as `ickpt ls` shows it.",
@@ -61,4 +74,4 @@ def path_argument(name: str, metavar: str) -> Callable[[F], F]:
 
 
 def number_option(name: str, metavar: str, explained: str, least: int = 1) -> Callable[[F], F]:
-    return click.option(name, type=click.IntRange(min=least), metavar=metavar, help=explained)
+    return click.option(name, type=Number(min=least), metavar=metavar, help=explained)

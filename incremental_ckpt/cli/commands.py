@@ -137,7 +137,13 @@ def show(url: str, seq: int | None, as_json: bool) -> Verb:
             from incremental_ckpt.cli import tables
 
             tables.show_checkpoint(url, found)
-        return 0
+        if not found.problems:
+            return 0
+        first, *others = found.problems
+        more = f" (and {len(others)} more)" if others else ""
+        told = first.what if first.key in first.what else f"{first.key}: {first.what}"
+        print_error(f"not all of seq {found.checkpoint.seq} can be read{more}: {told}")
+        return code_of(first.error)
 
     return shown
 
@@ -153,6 +159,7 @@ def check(url: str, deep: bool, as_json: bool) -> Verb:
         from incremental_ckpt.cli import facts
         from incremental_ckpt.cli.places import open_repository
         from incremental_ckpt.cli.progress import checking
+        from incremental_ckpt.cli.tables import verdict
         from incremental_ckpt.repository.check import check_repository
 
         repository = open_repository(url)
@@ -167,11 +174,7 @@ def check(url: str, deep: bool, as_json: bool) -> Verb:
             tables.show_check(url, found)
         if report.ok:
             return 0
-        key, what = report.problems[0].key, report.problems[0].what
-        print_error(
-            f"{len(report.damaged)} of {report.checkpoints} checkpoints in {url} cannot be restored; "
-            f"the first problem: {what if key in what else f'{key}: {what}'}"
-        )
+        print_error(verdict(url, report))
         return CODES[CorruptionError]
 
     return checked

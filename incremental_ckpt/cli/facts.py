@@ -12,10 +12,15 @@ from datetime import datetime
 from typing import Any
 
 from incremental_ckpt.cli.catalogue import checkpoint_json
-from incremental_ckpt.errors import CorruptionError
+from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError
+from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest, ShardEntries, Span
 from incremental_ckpt.model import WEIGHT, CheckpointInfo, Field, Kind
 from incremental_ckpt.repository import CheckReport, Link, Repository
+
+_PASSES = 3
+_UNREADABLE = (CorruptionError, FormatError, NotFoundError)
+"""What a damaged or missing object raises, and one of a newer version."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +79,25 @@ class StateFacts:
 
 
 @dataclass(frozen=True)
+class FactsProblem:
+    """A manifest that cannot be read, of the checkpoint itself or of one that it is read from; ``error`` says why."""
+
+    seq: int
+    key: str
+    what: str
+    error: CheckpointError
+
+
+@dataclass(frozen=True)
 class CheckpointFacts:
-    """Everything that the manifests say of one checkpoint; ``equivalent_bytes``: the size of the equivalent base beside
-    it, None where there is none."""
+    """Everything that the manifests say of one checkpoint.
+
+    Attributes:
+        equivalent_bytes: the size of the equivalent base beside it, None where there is none.
+        chain: what a resume replays, without damaged equivalents; from where it can be read on.
+        chain_is_whole: it begins with a base.
+        problems: what could not be read; tables and state of such objects are not among these facts.
+    """
 
     checkpoint: CheckpointInfo
     equivalent_bytes: int | None
@@ -85,27 +106,42 @@ class CheckpointFacts:
     tables: tuple[TableFacts, ...]
     state: tuple[StateFacts, ...]
     environment: Mapping[str, Any]
+    chain_is_whole: bool = True
+    problems: tuple[FactsProblem, ...] = ()
 
 
 def checkpoint_facts(repository: Repository, seq: int | None) -> CheckpointFacts:
-    """The facts of a checkpoint (None: the newest).
+    """The facts of a checkpoint (None: the newest), as far as they can be read.
 
     Raises:
         NotFoundError: there is none.
-        CorruptionError: a manifest that it needs is damaged or missing.
+        CorruptionError, FormatError: its own manifest is damaged, missing, or of a newer version.
     """
     wanted = repository.resolve(seq)
-    try:
-        return repository.retried(lambda: _facts(repository, wanted))
-    except CorruptionError:
-        repository.resolve(wanted)  # a prune may have passed: then it is not damaged, but gone
-        raise
+    for _ in range(_PASSES):
+        listing = repository.listing()
+        try:
+            found = repository.retried(lambda: _facts(repository, wanted))
+        except CorruptionError:
+            repository.resolve(wanted)  # a prune may have passed: then it is not damaged, but gone
+            raise
+        now = repository.listing()
+        if not found.problems or (now.gone, now.bases) == (listing.gone, listing.bases):
+            break
+        repository.resolve(wanted)
+    return found
 
 
 def _facts(repository: Repository, seq: int) -> CheckpointFacts:
-    links = repository.links(seq)
-    manifest = links[-1].manifest
-    ranks = repository.rank_manifests(manifest)
+    manifest = repository.manifest(seq)
+    problems: list[FactsProblem] = []
+    links = _links(repository, manifest, problems)
+    ranks = []
+    for ref in manifest.ranks:
+        try:
+            ranks.append(repository.rank_manifest(ref))
+        except _UNREADABLE as error:
+            problems.append(_problem(seq, ref.key, error))
     return CheckpointFacts(
         manifest.info(),
         links[-1].tables.totals.bytes if links[-1].tables is not manifest else None,
@@ -114,7 +150,42 @@ def _facts(repository: Repository, seq: int) -> CheckpointFacts:
         _tables(ranks),
         _state(ranks),
         manifest.environment,
+        links[0].tables.kind == "base",
+        tuple(problems),
     )
+
+
+def _links(repository: Repository, manifest: Manifest, problems: list[FactsProblem]) -> list[Link]:
+    """The chain, past equivalents that cannot be read, as a resume goes; down to a base or as far as it can be read."""
+    bases = repository.listing().bases
+    links: list[Link] = []
+    while True:
+        equivalent: Manifest | None = None
+        if manifest.seq in bases:
+            try:
+                equivalent = repository.equivalent(manifest)
+            except _UNREADABLE as error:
+                problems.append(_problem(manifest.seq, layout.base_key(manifest.seq), error))
+        links.append(Link(manifest, equivalent or manifest))
+        parent = manifest.parent
+        if equivalent is not None or parent is None:
+            return links[::-1]
+        key = layout.manifest_key(parent.seq)
+        try:
+            manifest = repository.manifest(parent.seq)
+        except _UNREADABLE as error:
+            problems.append(_problem(parent.seq, key, error))
+            return links[::-1]
+        if manifest.digest != parent.digest:
+            mixed = f"seq {links[-1].manifest.seq} was saved on another one (objects of two runs are mixed)"
+            problems.append(_problem(parent.seq, key, CorruptionError(mixed, key=key)))
+            return links[::-1]
+
+
+def _problem(seq: int, key: str, error: CheckpointError) -> FactsProblem:
+    if isinstance(error, NotFoundError):
+        error = CorruptionError(f"{key} is missing", key=key)
+    return FactsProblem(seq, key, str(error), error)
 
 
 def _chain_link(link: Link) -> ChainLink:
@@ -214,6 +285,7 @@ def facts_json(facts: CheckpointFacts) -> dict[str, Any]:
         "tables": [dataclasses.asdict(table) for table in facts.tables],
         "state": [dataclasses.asdict(state) for state in facts.state],
         "environment": facts.environment,
+        "problems": [{"seq": each.seq, "key": each.key, "what": each.what} for each in facts.problems],
     }
     return checkpoint_json(facts.checkpoint, facts.equivalent_bytes) | rest
 
@@ -226,6 +298,7 @@ def check_json(facts: CheckFacts) -> dict[str, Any]:
         "checkpoints": report.checkpoints,
         "restorable": report.restorable,
         "damaged": report.damaged,
+        "lost": report.lost,
         "resumes": facts.resumes.seq if facts.resumes else None,
         "problems": [dataclasses.asdict(problem) for problem in report.problems],
         "objects": report.objects,

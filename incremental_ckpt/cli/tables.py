@@ -6,49 +6,54 @@ It must not know repositories or stores.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TextIO
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from incremental_ckpt.cli import text
 from incremental_ckpt.cli.catalogue_table import STYLES
-from incremental_ckpt.cli.facts import CheckFacts, CheckpointFacts, FieldFacts
+from incremental_ckpt.cli.columns import Column, fitting, lines, painter, too_narrow, width_of, wrapped
+from incremental_ckpt.cli.facts import ChainLink, CheckFacts, CheckpointFacts, FieldFacts
 from incremental_ckpt.comparison import TableDifference
 from incremental_ckpt.pruning import PruneReport
+from incremental_ckpt.repository import CheckReport
 
-_GAP = 2
 _CHAIN_HEAD, _CHAIN_TAIL = 2, 8
-# Wide enough for any table: one line per row, which a narrow terminal wraps and a pipe keeps whole.
-_UNBOUNDED = 100_000
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to main: rich would exit by itself, with another code."""
-        raise BrokenPipeError
+class _Page:
+    """What is written to stdout, as wide as that is."""
 
+    def __init__(self) -> None:
+        self.width = width_of(sys.stdout)
+        self.paint = painter(sys.stdout)
 
-def console(stream: TextIO) -> Console:
-    """A console for a stream that is coloured only if it is a terminal, whatever FORCE_COLOR says."""
-    return _Console(
-        file=stream,
-        force_terminal=stream.isatty(),
-        markup=False,
-        highlight=False,
-        emoji=False,
-        soft_wrap=True,
-        width=_UNBOUNDED,
-    )
+    def line(self, line: str = "", style: str = "") -> None:
+        sys.stdout.write((self.paint(line, style) if style else line) + "\n")
+
+    def prose(self, line: str, style: str = "") -> None:
+        for part in wrapped(line, self.width):
+            self.line(part, style)
+
+    def heading(self, title: str, remark: str = "") -> None:
+        self.line()
+        self.line(self.paint(title, "bold") + (self.paint(f"  ({remark})", "dim") if remark else ""))
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> None:
+        width = max((text.width(text.printable(name)) for name, _ in pairs), default=0)
+        for name, value in pairs:
+            shown = text.printable(name)
+            self.line(f"{self.paint(f'  {shown}', 'dim')}{' ' * (width - text.width(shown))}  {text.printable(value)}")
+
+    def table(self, columns: Sequence[Column]) -> None:
+        shown = fitting(columns, self.width)
+        for line in (*lines(shown, self.paint), *too_narrow(columns, shown, self.paint)):
+            self.line(line)
 
 
 def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
-    out, info = console(sys.stdout), facts.checkpoint
-    out.print(f"checkpoint {info.seq} of {text.printable(url)}", style="bold")
-    _pairs(
-        out,
+    out, info = _Page(), facts.checkpoint
+    out.line(f"checkpoint {info.seq} of {text.printable(url)}", "bold")
+    out.pairs(
         [
             ("step", str(info.step)),
             ("kind", info.kind if info.parent is None else f"{info.kind} on {info.parent}"),
@@ -60,43 +65,77 @@ def show_checkpoint(url: str, facts: CheckpointFacts) -> None:
             ("size", text.size(info.bytes) + _beside(facts.equivalent_bytes)),
             ("job", f"{info.job}, attempt {info.attempt}, {text.count(info.world_size, 'rank')}"),
             ("digest", facts.digest),
-        ],
+        ]
     )
-    _heading(out, "chain", f"a resume reads these, {text.size(sum(link.bytes for link in facts.chain))} at most")
-    chain = _table(["seq", "step", "kind", "rows", "size"], left={"kind"})
-    left_out = len(facts.chain) - _CHAIN_HEAD - _CHAIN_TAIL
-    for place, link in enumerate(facts.chain):
-        if left_out > 1 and place == _CHAIN_HEAD:
-            chain.add_row("...", "", Text(f"{left_out} more", "dim"))
-        if left_out > 1 and _CHAIN_HEAD <= place < len(facts.chain) - _CHAIN_TAIL:
-            continue
-        kind = Text("equivalent base" if link.compacted else link.kind, STYLES.get(link.kind, ""))
-        chain.add_row(str(link.seq), str(link.step), kind, f"{link.rows:,}", text.size(link.bytes))
-    out.print(chain)
-    _heading(out, "tables", text.count(len(facts.tables), "table"))
-    tables = _table(
-        ["table", "rows", "cols", "shards", "fields", "carried", "of all", "size"], left={"table", "fields"}
+    if facts.problems:
+        out.heading("problems", "`ickpt check` tells what can be restored")
+        for problem in facts.problems:
+            _problem(out, (problem.seq,), problem.key, problem.what)
+    read = text.size(sum(link.bytes for link in facts.chain))
+    out.heading(
+        "chain", f"a resume reads these, {read} at most" if facts.chain_is_whole else "what can be read of it: no base"
     )
-    for table in facts.tables:
-        tables.add_row(
-            text.printable(table.name),
-            f"{table.rows:,}",
-            str(table.cols),
-            f"{table.shards} alike" if table.replicated else str(table.shards),
-            ", ".join(_field(field) for field in table.fields),
-            f"{table.rows_carried:,}",
-            text.share(table.rows_carried, table.rows),
-            text.size(table.bytes),
-        )
+    out.table(_chain(facts.chain))
+    out.heading("tables", text.count(len(facts.tables), "table"))
     if facts.tables:
-        out.print(tables)
-    _heading(out, "state", "beside the rows")
-    state = _table(["name", "ranks", "tensors", "size"], left={"name"})
-    for named in facts.state:
-        state.add_row(text.printable(named.name), str(named.ranks), f"{named.tensors:,}", text.size(named.bytes))
-    out.print(state)
-    _heading(out, "environment", "a resume warns of what differs")
-    _pairs(out, [(name, str(value)) for name, value in sorted(facts.environment.items())])
+        out.table(_tables(facts))
+    out.heading("state", "beside the rows")
+    out.table(
+        [
+            Column("name", [text.printable(named.name) for named in facts.state], left=True),
+            Column("ranks", [str(named.ranks) for named in facts.state]),
+            Column("tensors", [f"{named.tensors:,}" for named in facts.state]),
+            Column("size", [text.size(named.bytes) for named in facts.state]),
+        ]
+    )
+    out.heading("environment", "a resume warns of what differs")
+    out.pairs([(name, str(value)) for name, value in sorted(facts.environment.items())])
+
+
+def _chain(chain: Sequence[ChainLink]) -> list[Column]:
+    left_out = len(chain) - _CHAIN_HEAD - _CHAIN_TAIL
+    shown: list[ChainLink | None] = list(chain)
+    if left_out > 1:
+        shown[_CHAIN_HEAD : len(chain) - _CHAIN_TAIL] = [None]
+    kinds = [
+        f"{left_out} more" if link is None else "equivalent base" if link.compacted else link.kind for link in shown
+    ]
+
+    def style(kind: str) -> str | None:
+        return "dim" if kind.endswith(" more") else STYLES.get(kind)
+
+    return [
+        Column("seq", ["..." if link is None else str(link.seq) for link in shown]),
+        Column("step", ["" if link is None else str(link.step) for link in shown]),
+        Column("kind", kinds, left=True, styles=style),
+        Column("rows", ["" if link is None else f"{link.rows:,}" for link in shown]),
+        Column("size", ["" if link is None else text.size(link.bytes) for link in shown]),
+    ]
+
+
+def _tables(facts: CheckpointFacts) -> list[Column]:
+    tables = facts.tables
+    return [
+        Column("table", [text.printable(table.name) for table in tables], left=True),
+        Column("rows", [f"{table.rows:,}" for table in tables], 4),
+        Column("cols", [str(table.cols) for table in tables], 2),
+        Column("shards", [f"{t.shards} alike" if t.replicated else str(t.shards) for t in tables], 3),
+        Column("fields", [", ".join(_fields(table.fields)) for table in tables], 6, left=True),
+        Column("carried", [f"{table.rows_carried:,}" for table in tables], 5),
+        Column("of all", [text.share(table.rows_carried, table.rows) for table in tables], 1),
+        Column("size", [text.size(table.bytes) for table in tables]),
+    ]
+
+
+def _fields(fields: Sequence[FieldFacts]) -> Iterator[str]:
+    """Those that follow each other and are alike in one."""
+    for sort, alike in groupby(fields, key=_sort):
+        yield f"{', '.join(text.printable(field.name) for field in alike)} {sort}"
+
+
+def _sort(field: FieldFacts) -> str:
+    codecs = [codec for codec in field.codecs if codec != "raw"]
+    return f"{field.dtype}[{field.width}]" + (f" as {'+'.join(field.codecs)}" if codecs else "")
 
 
 def _beside(equivalent_bytes: int | None) -> str:
@@ -104,68 +143,100 @@ def _beside(equivalent_bytes: int | None) -> str:
 
 
 def show_check(url: str, facts: CheckFacts) -> None:
-    out, report = console(sys.stdout), facts.report
-    if not report.checkpoints:
-        out.print(f"{text.printable(url)} holds no checkpoint yet: nothing to check")
+    out, report = _Page(), facts.report
+    if not report.checkpoints and report.ok:
+        out.prose(f"{text.printable(url)} holds no checkpoint yet: nothing to check")
         return
     looked = "with every checksum" if facts.deep else "sizes and digests; --deep also reads all rows"
-    out.print(
+    out.prose(
         f"{text.printable(url)}: {text.count(report.checkpoints, 'checkpoint')}, "
         f"{text.count(report.objects, 'object')}, "
         f"{text.size(report.bytes_read)} read ({looked})"
     )
     if report.ok:
-        out.print(f"all can be restored: {text.ranges(report.restorable)}", style="green")
+        out.line(f"all can be restored: {text.ranges(report.restorable)}", "green")
         return
-    _heading(out, "problems", "")
+    out.heading("problems")
     for (key, what), seqs in _grouped(facts).items():
-        out.print(Text(f"  seq {text.ranges(seqs)}  {text.printable(key)}", style="red"))
-        out.print(Text(f"    {text.printable(what)}"))
-    _heading(out, "what can be restored", "")
-    out.print(f"  whole:   {text.ranges(report.restorable) or 'none'}")
-    out.print(f"  damaged: {text.ranges(report.damaged) or 'none'}")
-    _heading(out, "what to do", "")
+        _problem(out, seqs, key, what)
+    out.heading("what can be restored")
+    out.line(f"  whole:   {text.ranges(report.restorable) or 'none'}")
+    out.line(f"  damaged: {text.ranges(report.damaged) or 'none'}")
+    if report.lost:
+        out.line(f"  lost:    {text.ranges(report.lost)}")
+    out.heading("what to do")
     for line in _advice(facts):
-        out.print(f"  {line}")
+        out.prose(f"  {line}")
+
+
+def _problem(out: _Page, seqs: Sequence[int], key: str, what: str) -> None:
+    out.line(f"  seq {text.ranges(seqs)}  {text.printable(key)}", "red")
+    out.prose(f"    {text.printable(what)}")
+
+
+def verdict(url: str, report: CheckReport) -> str:
+    """A check that found something wrong, in one line."""
+    key, what = report.problems[0].key, report.problems[0].what
+    first = f"the first problem: {what if key in what else f'{key}: {what}'}"
+    lost = len(report.lost)
+    if report.damaged:
+        failed = f"{len(report.damaged)} of {report.checkpoints} checkpoints in {url} cannot be restored"
+        return f"{failed}{f', and {lost:,} more {_is(lost)} lost' if lost else ''}; {first}"
+    if lost:
+        return f"{text.count(lost, 'checkpoint')} of {url} {_is(lost)} lost; {first}"
+    return f"all {text.count(report.checkpoints, 'checkpoint')} in {url} can be restored, but not all is whole; {first}"
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def show_prune(url: str, report: PruneReport) -> None:
-    out, plan = console(sys.stdout), report.plan
+    out, plan = _Page(), report.plan
     if not plan.kept:
-        out.print(f"{text.printable(url)} holds no checkpoint yet: nothing to prune")
+        out.prose(f"{text.printable(url)} holds no checkpoint yet: nothing to prune")
         return
-    out.print(f"keeps    {text.ranges(plan.wanted) or 'none'}")
+    out.prose(f"keeps    {text.ranges(plan.wanted) or 'none'}")
     if plan.needed:
-        out.print(f"needs    {text.ranges(plan.needed)}: those are read from these (`ickpt compact` ends that)")
+        out.prose(f"needs    {text.ranges(plan.needed)}: those are read from these (`ickpt compact` ends that)")
     if plan.in_use:
-        out.print(
+        out.prose(
             f"in use   {text.ranges(plan.in_use)}: the newest, or what a job goes on from, and what that is read from"
         )
     mendable = [seq for seq in plan.kept if seq not in {*plan.wanted, *plan.needed, *plan.in_use}]
+    if plan.newer:
+        out.prose(
+            f"newer    {text.ranges(plan.newer)}: compacted by a newer version, left with all that it may need "
+            "(upgrade incremental_ckpt)",
+            "red",
+        )
     if plan.damaged:
         stay = f"; {text.ranges(mendable)} stay, since they might be mended" if mendable else ""
-        out.print(f"damaged  {text.ranges(plan.damaged)}: not counted (`ickpt check` tells more){stay}", style="red")
+        out.prose(f"damaged  {text.ranges(plan.damaged)}: not counted (`ickpt check` tells more){stay}", "red")
     forgets = "forgot " if report.executed else "forgets"
-    out.print(f"{forgets}  {text.ranges(report.forgotten if report.executed else plan.forgotten) or 'none'}")
+    out.prose(f"{forgets}  {text.ranges(report.forgotten if report.executed else plan.forgotten) or 'none'}")
     orphans = f", {text.size(plan.orphan_bytes)} of it of dead attempts" if plan.orphan_bytes else ""
     if report.executed:
-        out.print(f"freed    {text.size(report.bytes_freed)}{orphans}")
+        out.prose(f"freed    {text.size(report.bytes_freed)}{orphans}")
     else:
-        out.print(f"frees    {text.size(plan.bytes)}{orphans}; nothing was deleted (--dry-run)")
+        out.prose(f"frees    {text.size(plan.bytes)}{orphans}; nothing was deleted (--dry-run)")
 
 
 def show_differences(found: Sequence[TableDifference]) -> None:
-    out = console(sys.stdout)
     fields = list(dict.fromkeys(name for each in found for name in each.fields))
-    columns = ["table", "rows", "changed", "of all", *(text.printable(name) for name in fields)]
-    compared = all(each.what in ("same", "changed") for each in found)
-    table = _table(columns if compared else [*columns, "what"], left={"table", "what"})
-    for each in found:
-        counts = [f"{each.fields[name]:,}" if name in each.fields else "-" for name in fields]
-        shown = "" if each.what in ("same", "changed") else each.what
-        cells = [text.printable(each.table), f"{each.rows:,}", f"{each.changed:,}", text.share(each.changed, each.rows)]
-        table.add_row(*(Text(cell) for cell in (*cells, *counts, *([] if compared else [shown]))))
-    out.print(table)
+    columns = [
+        Column("table", [text.printable(each.table) for each in found], left=True),
+        Column("rows", [f"{each.rows:,}" for each in found], 2),
+        Column("changed", [f"{each.changed:,}" for each in found]),
+        Column("of all", [text.share(each.changed, each.rows) for each in found], 3),
+    ]
+    for name in fields:
+        counts = [f"{each.fields[name]:,}" if name in each.fields else "-" for each in found]
+        columns.append(Column(text.printable(name), counts, 1))
+    if any(each.what not in ("same", "changed") for each in found):
+        shown = ["" if each.what in ("same", "changed") else each.what for each in found]
+        columns.append(Column("what", shown, left=True))
+    _Page().table(columns)
 
 
 def _grouped(facts: CheckFacts) -> dict[tuple[str, str], list[int]]:
@@ -190,6 +261,8 @@ def _advice(facts: CheckFacts) -> Iterator[str]:
             f"Without one, a resume passes over {text.ranges(facts.passed_over)} by itself and goes on from seq "
             f"{facts.resumes.seq} (step {facts.resumes.step})."
         )
+    elif facts.report.lost and not facts.report.damaged:
+        yield f"Without one, {text.ranges(facts.report.lost)} cannot be gone back to; nothing that is there needs it."
     elif not facts.report.damaged:
         yield "Without one, nothing is lost: a resume replays the chain that the damaged compaction stands for."
     else:
@@ -199,27 +272,3 @@ def _advice(facts: CheckFacts) -> Iterator[str]:
         )
     if not facts.deep:
         yield "--deep also tells whether all rows of what looks whole can be read."
-
-
-def _table(columns: Sequence[str], left: Iterable[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for name in columns:
-        table.add_column(Text(name), justify="left" if name in left else "right", no_wrap=True)
-    return table
-
-
-def _heading(out: Console, title: str, remark: str) -> None:
-    out.print()
-    out.print(Text.assemble((title, "bold"), (f"  ({remark})" if remark else "", "dim")))
-
-
-def _pairs(out: Console, pairs: Sequence[tuple[str, str]]) -> None:
-    width = max((len(name) for name, _ in pairs), default=0)
-    for name, value in pairs:
-        out.print(Text.assemble((f"  {text.printable(name):<{width}}  ", "dim"), text.printable(value)))
-
-
-def _field(field: FieldFacts) -> str:
-    codecs = [codec for codec in field.codecs if codec != "raw"]
-    stored = f" as {'+'.join(field.codecs)}" if codecs else ""
-    return f"{text.printable(field.name)} {field.dtype}[{field.width}]{stored}"

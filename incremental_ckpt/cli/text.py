@@ -8,25 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-_UNITS = ("kB", "MB", "GB", "TB", "PB", "EB")
+from incremental_ckpt.units import size
+
+__all__ = ["count", "number", "printable", "ranges", "share", "size", "time", "width"]
 
 
 def printable(text: str) -> str:
     """Text on one line, in which nothing steers a terminal: names and messages in a store are anybody's."""
     return "".join(c if c.isprintable() else " " if c == "\n" else ascii(c)[1:-1] for c in text)
-
-
-def size(count: int) -> str:
-    """A number of bytes in decimal units: ``999 B``, ``1.0 kB``, ``2.8 GB``."""
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
-    for unit in _UNITS:
-        value /= 1000
-        # 999.95 would be rounded to 1000.0
-        if value < 999.95:
-            return f"{value:.1f} {unit}"
-    return f"{value:,.1f} {_UNITS[-1]}"
 
 
 def share(part: int, whole: int) -> str:

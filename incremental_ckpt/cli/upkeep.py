@@ -159,7 +159,12 @@ def export(url: str, out: Path, form: str, seq: int | None, optimizer: bool, as_
 )
 @click.option("--no-tables", is_flag=True, help="The model has no tables.")
 @click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Training step of the model."
+    "--step",
+    type=arguments.Number(min=0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Training step of the model.",
 )
 @arguments.as_json
 def import_(source: Path, url: str, table: Sequence[str], no_tables: bool, step: int, as_json: bool) -> Verb:
@@ -195,8 +200,8 @@ def import_(source: Path, url: str, table: Sequence[str], no_tables: bool, step:
 
 @verb("diff", "Count rows that differ between two checkpoints.", "ickpt diff runs/17 4 5")
 @arguments.url
-@click.argument("first", type=click.IntRange(min=1), metavar="A")
-@click.argument("second", type=click.IntRange(min=1), metavar="B")
+@click.argument("first", type=arguments.Number(min=1), metavar="A")
+@click.argument("second", type=arguments.Number(min=1), metavar="B")
 @arguments.as_json
 def diff(url: str, first: int, second: int, as_json: bool) -> Verb:
     """Count the rows that differ between the checkpoints numbered A and B of the store URL, table by table."""

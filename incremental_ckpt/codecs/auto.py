@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
-_BITS_UP_TO = ((1, 2), (3, 3))
+_BITS_UP_TO = ((1, 2), (3, 4))
 """Restores, and the fewest bits that docs/accuracy.md allows for them."""
 _MOST_BITS = 8
 _COUNTLESS = 1e9
@@ -47,7 +48,9 @@ class AutoCodec:
             raise ValueError("AutoCodec takes failures_per_hour and hours together, or neither")
         for name in ("failures_per_hour", "hours"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise TypeError(f"AutoCodec.{name} takes a number, or None, not {value!r}")
+            if value is not None and not 0 <= float(value) < math.inf:
                 raise ValueError(f"AutoCodec.{name} must be 0 or more and finite, not {value!r}")
 
     @property

@@ -20,6 +20,7 @@ from typing import Any
 from incremental_ckpt.errors import CheckpointError
 from incremental_ckpt.events import CompactEvent
 from incremental_ckpt.repository import Repository
+from incremental_ckpt.units import size
 
 log = logging.getLogger("incremental_ckpt")
 
@@ -151,8 +152,8 @@ class Compactions:
             )
         else:
             log.info(
-                "compacted seq %d: a chain of %d has an equivalent base, %.1f MB written in %.1f s",
-                event.seq, event.chain_length, event.bytes / 1e6, event.seconds,
+                "compacted seq %d: a chain of %d has an equivalent base, %s written in %.1f s",
+                event.seq, event.chain_length, size(event.bytes), event.seconds,
             )  # fmt: skip
         self._events.put(event)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from incremental_ckpt.arguments import REPOSITORY, an, function, whole
 from incremental_ckpt.compaction.cut import attempt_id, shards_of_part
 from incremental_ckpt.compaction.part import PartWriter, Progress
 from incremental_ckpt.errors import CorruptionError, NotFoundError, StorageError
@@ -69,9 +70,15 @@ def compact(
         CorruptionError: the chain is damaged, or the store does not give back what was written.
         MismatchError: the chain's columns are cut in ways that do not go together.
         StorageError: the store does not answer.
-        ValueError: too little memory, or no such shard.
+        ValueError, TypeError: too little memory, no such shard, or an argument is not what it should be.
     """
+    an(Repository, "repository", repository, REPOSITORY)
+    if not isinstance(shard, tuple) or [type(each) for each in shard] != [int, int]:
+        raise TypeError(f"shard takes two ints, (i, n), not {shard!r}")
     part, parts = shard
+    memory = whole("memory", memory)
+    if progress is not None:
+        function("progress", progress, "a function of bytes done and bytes in all")
     if not 0 <= part < parts:
         raise ValueError(f"shard must be (i, n) with 0 <= i < n, not {shard}")
     if memory < LEAST_MEMORY:

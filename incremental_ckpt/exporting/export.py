@@ -8,14 +8,14 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from incremental_ckpt.arguments import REPOSITORY, an, flag, path, whole
 from incremental_ckpt.errors import CorruptionError, StorageError
+from incremental_ckpt.exporting.beside import hidden_folder
 from incremental_ckpt.exporting.content import Content, gather
 from incremental_ckpt.repository import Repository
 
@@ -67,14 +67,16 @@ def export(
         NotFoundError: no such checkpoint.
         CorruptionError: something of it is damaged.
         StorageError: ``out`` exists, or cannot be written.
-        ValueError: no such format.
+        ValueError, TypeError: no such format, or an argument is not what it should be.
     """
+    an(Repository, "repository", repository, REPOSITORY)
+    place = path("out", out)
+    flag("optimizer", optimizer)
     if format not in _WRITERS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-    place = Path(out)
     if place.exists() or place.is_symlink():
         raise StorageError(f"{place} exists, and nothing is ever overwritten: nothing was touched. Give another name")
-    wanted = repository.resolve(seq)
+    wanted = repository.resolve(None if seq is None else whole("seq", seq))
     write = importlib.import_module(f"incremental_ckpt.exporting.{_WRITERS[format]}").write
 
     def gather_and_write() -> tuple[Content, int]:
@@ -95,13 +97,11 @@ def _write_whole(content: Content, place: Path, write: Callable[[Content, Path],
     """Write to a name beside, and rename at the end."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-        try:
-            write(content, folder / place.name)
-            size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-            (folder / place.name).rename(place)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with hidden_folder(place) as folder:
+            written = folder / place.name
+            write(content, written)
+            size = sum(f.stat().st_size for f in (written, *written.rglob("*")) if f.is_file())
+            written.rename(place)
     except OSError as error:
         full = (
             " Free space, or choose another place." if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""

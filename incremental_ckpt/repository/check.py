@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from incremental_ckpt.errors import CheckpointError, StorageError
+from incremental_ckpt.arguments import flag
+from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, NotFoundError, StorageError
 from incremental_ckpt.format import layout
-from incremental_ckpt.format.manifest import Manifest, RankManifest, RankRef, Span
+from incremental_ckpt.format.manifest import Manifest, Outcome, RankManifest, RankRef, Span
 from incremental_ckpt.format.pack import checksum, read_header
 from incremental_ckpt.model import Field
-from incremental_ckpt.repository.read import ChainShards, TableChain, chain_ranks, read_span
+from incremental_ckpt.repository.read import ChainShards, TableChain, check_backing, read_span
 
 if TYPE_CHECKING:
     from incremental_ckpt.repository.core import Link, Repository
@@ -24,6 +25,9 @@ Progress = Callable[[int, int, int], None]
 """``progress(checkpoints done, checkpoints in all, bytes read)``."""
 
 _PASSES = 3
+_LOST = "missing, and nothing says that this checkpoint was forgotten: it is lost"
+_MOST_LOST = 100
+"""Numbers that are named; a marker that was tampered with could name any."""
 _Part = tuple[str, int, int, int, int, tuple[Field, ...]]
 
 
@@ -45,6 +49,7 @@ class CheckReport:
         problems: everything that is wrong.
         restorable: numbers that can be restored, ascending; by their chain, where an equivalent base is damaged.
         damaged: all other visible numbers, ascending.
+        lost: numbers that were committed and whose manifest is gone, though no prune has forgotten them; ascending.
         objects: how many objects were looked at.
         bytes_read: how many bytes were read.
     """
@@ -55,6 +60,7 @@ class CheckReport:
     damaged: tuple[int, ...]
     objects: int
     bytes_read: int
+    lost: tuple[int, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -79,7 +85,10 @@ class _Own:
 
 
 class _Check:
-    """One pass. What is learnt of a manifest is kept by its digest: chains share their checkpoints."""
+    """One pass. What is learnt of a manifest is kept by its digest: chains share their checkpoints.
+
+    Each rank manifest is parsed once. Those of one base at a time stay in memory, until its rows are looked for.
+    """
 
     def __init__(self, repository: Repository, deep: bool, progress: Progress | None) -> None:
         self._repository = repository
@@ -89,6 +98,7 @@ class _Check:
         self._uncovered: dict[tuple[str, str], list[Problem]] = {}
         self._layouts: dict[str, frozenset[_Part]] = {}
         self._same: dict[frozenset[_Part], frozenset[_Part]] = {}
+        self._base: tuple[str, list[RankManifest]] | None = None
         self._done = 0
         self._total = 0
         self.objects = 0
@@ -99,18 +109,66 @@ class _Check:
         restorable: list[int] = []
         damaged: list[int] = []
         self._total = len(listing.seqs)
+        lost, unnamed = self._lost(listing)
+        told = [Problem(seq, layout.manifest_key(seq), _LOST) for seq in lost]
+        if unnamed:
+            told.append(Problem(max(lost, default=0), "", f"{unnamed} more numbers have no manifest either"))
+        problems |= dict.fromkeys(told)
         for self._done, seq in enumerate(listing.seqs):
             self._report()
-            found, lost = self._chain(seq, listing)
-            whole = not lost or self._is_whole_without_damaged_bases(seq, listing)
+            found, fatal = self._chain(seq, listing)
+            whole = not fatal or self._is_whole_without_damaged_bases(seq, listing)
             (restorable if whole else damaged).append(seq)
             problems.update(dict.fromkeys(found))
         self._done = self._total
         self._report()
         return CheckReport(
             checkpoints=len(listing.seqs), problems=tuple(problems), restorable=tuple(restorable),
-            damaged=tuple(damaged), objects=self.objects, bytes_read=self.bytes_read,
+            damaged=tuple(damaged), objects=self.objects, bytes_read=self.bytes_read, lost=lost,
         )  # fmt: skip
+
+    def _lost(self, listing: Listing) -> tuple[tuple[int, ...], int]:
+        """Numbers without a manifest below one that was committed (I4: they are given without a gap, and none is ever
+        freed), and how many more there are."""
+        there = {*listing.seqs, *listing.gone}
+        below = sorted(there | {self._highest(listing) + 1})
+        lost: list[int] = []
+        unnamed, last = 0, 0
+        for number in below:
+            named = range(last + 1, min(number, last + 1 + _MOST_LOST - len(lost)))
+            unnamed += number - last - 1 - len(named)
+            lost += [seq for seq in named if not self._has_come(seq)]
+            last = number
+        return tuple(lost), unnamed
+
+    def _highest(self, listing: Listing) -> int:
+        """The highest number that some object shows to have been committed."""
+        known = {0, *listing.seqs, *listing.gone, *listing.bases}
+        try:
+            known |= {marker.newest for marker in self._repository.resume_markers()}
+        except (CorruptionError, FormatError, NotFoundError):
+            pass  # a prune stops there and says so; a restore needs none
+        newest = max(known)
+        begin = layout.attempt_prefix(newest, "f" * 16) if newest else ""
+        for stored in self._repository.store.list(layout.DATA, after=begin):
+            parsed = layout.parse_key(stored.key)
+            if parsed is not None and parsed.what == "outcome" and parsed.seq > newest:
+                try:
+                    outcome = Outcome.from_bytes(self._repository.store.get(stored.key), stored.key)
+                except (CorruptionError, FormatError, NotFoundError):
+                    continue  # word to ranks that have long ended: nobody else needs it
+                known |= {outcome.seq} if outcome.committed else set()
+        return max(known)
+
+    def _has_come(self, seq: int) -> bool:
+        """A listing is of no single moment: it may show a number and have passed by the one before."""
+        try:
+            self._repository.manifest(seq)
+        except NotFoundError:
+            return False
+        except (CorruptionError, FormatError):
+            return True
+        return True
 
     def _report(self) -> None:
         if self._progress is not None:
@@ -152,14 +210,23 @@ class _Check:
     def _look(self, manifest: Manifest) -> _Own:
         own = _Own()
         self.objects += 1
+        kept: list[RankManifest] = []
+        parts: set[_Part] = set()
         for ref in manifest.ranks:
             self.objects += 1
             self.bytes_read += ref.size
             try:
                 rank = self._repository.rank_manifest(ref)
+                parts |= _parts(rank)
+                if manifest.kind == "base":
+                    kept.append(rank)
                 self._packs(manifest.seq, rank, ref, own)
             except CheckpointError as error:
                 own.add(_problem(manifest.seq, ref.key, error))
+        layout_of = frozenset(parts)
+        self._layouts[manifest.digest] = self._same.setdefault(layout_of, layout_of)
+        if manifest.kind == "base":
+            self._base = manifest.digest, kept
         return own
 
     def _packs(self, seq: int, rank: RankManifest, ref: RankRef, own: _Own) -> None:
@@ -215,26 +282,22 @@ class _Check:
         for end, link in enumerate(links, 1):
             chain = (begin, link.manifest.digest)
             if chain not in self._uncovered:
-                inherits = end > 1 and self._layout(link) == self._layout(links[end - 2])
+                inherits = end > 1 and self._layouts[link.tables.digest] == self._layouts[links[end - 2].tables.digest]
                 before = self._uncovered[begin, links[end - 2].manifest.digest] if inherits else []
                 self._uncovered[chain] = before or ([] if inherits else self._missing_rows(links[:end]))
         return self._uncovered[begin, links[-1].manifest.digest]
 
-    def _layout(self, link: Link) -> frozenset[_Part]:
-        digest = link.tables.digest
-        if digest not in self._layouts:
-            parts = frozenset(
-                (s.shard.table, s.shard.table_rows, s.shard.table_cols, s.shard.col_start, s.shard.cols, s.shard.fields)
-                for rank in self._repository.rank_manifests(link.tables)
-                for s in rank.shards
-            )
-            self._layouts[digest] = self._same.setdefault(parts, parts)
-        return self._layouts[digest]
+    def _ranks(self, manifest: Manifest) -> list[RankManifest]:
+        if self._base is not None and self._base[0] == manifest.digest:
+            return self._base[1]
+        return self._repository.rank_manifests(manifest)
 
     def _missing_rows(self, links: list[Link]) -> list[Problem]:
         newest = links[-1].manifest.seq
         try:
-            ranks = chain_ranks(self._repository, links)
+            ranks = [self._ranks(link.tables) for link in links]
+            self._base = None  # a delta of other shards is the one case in which they are read again
+            check_backing(self._repository, ranks)
         except CheckpointError as error:
             return [_problem(newest, "", error)]
         problems = []
@@ -251,6 +314,13 @@ class _Check:
         return problems
 
 
+def _parts(rank: RankManifest) -> set[_Part]:
+    return {
+        (s.shard.table, s.shard.table_rows, s.shard.table_cols, s.shard.col_start, s.shard.cols, s.shard.fields)
+        for s in rank.shards
+    }
+
+
 def _row_spans(rank: RankManifest) -> list[Span]:
     return [r.at for s in rank.shards for r in s.rowsets] + [e.at for s in rank.shards for e in s.entries]
 
@@ -263,7 +333,17 @@ def _problem(seq: int, key: str, error: CheckpointError) -> Problem:
     """What an error says of an object. A store that does not answer says nothing: then the error itself goes on."""
     if isinstance(error, StorageError) and error.retryable:
         raise error
-    return Problem(seq, getattr(error, "key", "") or key, str(error))
+    named = getattr(error, "key", "") or _key_in(error) or key
+    parsed = layout.parse_key(named)
+    if isinstance(error, NotFoundError) and parsed is not None and parsed.what == "manifest":
+        return Problem(seq, named, _LOST)
+    return Problem(seq, named, str(error))
+
+
+def _key_in(error: CheckpointError) -> str:
+    """The object of a newer version, by which the error begins."""
+    first = str(error).partition(" ")[0] if isinstance(error, FormatError) else ""
+    return first if layout.parse_key(first) is not None else ""
 
 
 def check_repository(repository: Repository, *, deep: bool, progress: Progress | None = None) -> CheckReport:
@@ -271,7 +351,9 @@ def check_repository(repository: Repository, *, deep: bool, progress: Progress |
 
     Raises:
         StorageError: the store does not answer.
+        TypeError: ``deep`` is not True or False.
     """
+    flag("deep", deep)
     for _ in range(_PASSES):
         listing = repository.listing()
         report = _Check(repository, deep, progress).run(listing)

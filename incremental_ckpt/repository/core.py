@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from incremental_ckpt.arguments import an, whole
 from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, SaveError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest, RankRef, Wanted
@@ -23,7 +24,7 @@ from incremental_ckpt.repository.check import CheckReport, check_repository
 from incremental_ckpt.repository.lineage import read_resume_markers, whole_ancestors, write_resume_marker
 from incremental_ckpt.repository.listing import Listing, check_size, list_checkpoints
 from incremental_ckpt.repository.read import read_table
-from incremental_ckpt.repository.repo_file import is_repository, make_repository
+from incremental_ckpt.repository.repo_file import has_repo_file, is_repository, make_repository
 from incremental_ckpt.storage.base import Store
 
 log = logging.getLogger("incremental_ckpt")
@@ -53,9 +54,12 @@ class Repository:
         FormatError: the store holds something else, or a newer format.
         CorruptionError: ``repo.json`` is damaged.
         StorageError: the store does not answer.
+        TypeError: it is made of no Store.
     """
 
     def __init__(self, store: Store) -> None:
+        if isinstance(store, type) or not callable(getattr(store, "put_if_absent", None)):
+            raise TypeError(f"a Repository is made of a Store, as open_store('runs/17') gives one, not of {store!r}")
         self.store = store
         self._manifests: dict[str, Manifest] = {}
         self._too_large: dict[str, int] = {}
@@ -71,6 +75,16 @@ class Repository:
         if not self._exists:
             make_repository(self.store)
             self._exists = is_repository(self.store)
+
+    def has_lost_repo_file(self) -> bool:
+        """Whether somebody has removed ``repo.json`` since the store was a repository; ``create`` makes it again."""
+        lost = self._exists and not has_repo_file(self.store)
+        self._exists = self._exists and not lost
+        return lost
+
+    def forget(self) -> None:
+        """Read manifests anew, also those that are known."""
+        self._manifests.clear()
 
     def listing(self, after: int = 0) -> Listing:
         """The numbers above ``after``."""
@@ -118,10 +132,9 @@ class Repository:
         above = (self.manifest(seq) for seq in reversed(self.listing(after).seqs))
         return next((manifest for manifest in above if manifest.job == job), None)
 
-    def newest_above(self, after: int) -> Manifest | None:
-        """The newest checkpoint above ``after``, whoever wrote it."""
-        seqs = self.listing(after).seqs
-        return self.manifest(seqs[-1]) if seqs else None
+    def newest_in(self, listing: Listing, after: int) -> Manifest | None:
+        """The newest checkpoint of a listing above ``after``, whoever wrote it."""
+        return self.manifest(listing.seqs[-1]) if listing.seqs and listing.seqs[-1] > after else None
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """All visible checkpoints, by ascending seq."""
@@ -138,7 +151,9 @@ class Repository:
         Raises:
             NotFoundError: naming the steps that there are.
             CorruptionError: none that can be read is of this step.
+            TypeError, ValueError: no number.
         """
+        step = whole("step", step)
 
         def read() -> Manifest:
             manifests: list[Manifest] = []
@@ -172,7 +187,9 @@ class Repository:
 
         Raises:
             NotFoundError: there is no such checkpoint, or none at all.
+            TypeError, ValueError: no number.
         """
+        seq = None if seq is None else whole("seq", seq)
         seqs = self.listing().seqs
         if seq is None:
             if not seqs:
@@ -336,7 +353,9 @@ class Repository:
         Raises:
             NotFoundError: no such checkpoint, table or field.
             CorruptionError: something it needs is damaged.
+            TypeError, ValueError: an argument is not what it should be.
         """
+        an(slice, "rows", rows, "a slice, such as slice(0, 100)")
         return self.retried(
             lambda: read_table(self, self.links(self.resolve(seq)), name, rows, field), on_missing_checkpoint=False
         )

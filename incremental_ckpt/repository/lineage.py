@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from incremental_ckpt.errors import CorruptionError, NotFoundError
 from incremental_ckpt.format import layout
-from incremental_ckpt.format.manifest import Lineage, Manifest, ancestors
+from incremental_ckpt.format.manifest import Lineage, Manifest, ancestors, owner
 from incremental_ckpt.format.markers import Resume
 from incremental_ckpt.repository.listing import Listing, check_size
 from incremental_ckpt.storage.base import Store
@@ -45,11 +45,24 @@ def read_resume_markers(store: Store) -> list[Resume]:
 def whole_ancestors(repository: Repository, seq: int, listing: Listing) -> Iterator[Manifest]:
     """What lies behind a damaged ``seq`` and can be read, newest first."""
     behind = behind_damaged(repository, seq, listing)
+    lineage = _readable_lineage(repository, seq)
     for lower in sorted((s for s in listing.seqs if s < seq and s in behind), reverse=True):
         try:
-            yield repository.manifest(lower)
+            found = repository.manifest(lower)
         except (CorruptionError, NotFoundError) as damage:  # not found: a prune has passed
             log.warning("passing over seq %d: %s", lower, damage)
+            continue
+        if lineage and found.job != owner(lineage, lower).job:
+            log.warning("passing over seq %d: job %s wrote it, which is none of this run's", lower, found.job)
+            continue
+        yield found
+
+
+def _readable_lineage(repository: Repository, seq: int) -> Sequence[Lineage]:
+    try:
+        return repository.manifest(seq).lineage
+    except (CorruptionError, NotFoundError):
+        return ()
 
 
 def behind_damaged(repository: Repository, seq: int, listing: Listing) -> set[int]:

@@ -23,11 +23,13 @@ class Listing:
         seqs: visible numbers, ascending.
         gone: forgotten numbers.
         bases: numbers that have an equivalent base.
+        committed: numbers that have a manifest, visible or forgotten.
     """
 
     seqs: tuple[int, ...]
     gone: frozenset[int]
     bases: frozenset[int]
+    committed: frozenset[int] = frozenset()
 
 
 def list_checkpoints(store: Store, after: int) -> tuple[Listing, dict[str, int]]:
@@ -47,7 +49,8 @@ def list_checkpoints(store: Store, after: int) -> tuple[Listing, dict[str, int]]
             gone.add(parsed.seq)
         elif parsed.what == "base":
             bases.add(parsed.seq)
-    return Listing(tuple(sorted(seqs - gone)), frozenset(gone), frozenset(bases)), too_large
+    listing = Listing(tuple(sorted(seqs - gone)), frozenset(gone), frozenset(bases), frozenset(seqs))
+    return listing, too_large
 
 
 def check_size(store: Store, key: str, size: int) -> None:

@@ -32,6 +32,15 @@ def is_repository(store: Store) -> bool:
     return True
 
 
+def has_repo_file(store: Store) -> bool:
+    """Whether ``repo.json`` is there, whatever it says. One read."""
+    try:
+        _read(store)
+    except NotFoundError:
+        return False
+    return True
+
+
 def make_repository(store: Store) -> None:
     """Make an empty store one. What exists is left as it is; whether this version can read it, is_repository tells."""
     store.put_if_absent(layout.REPO, [RepoFile(FORMAT, ()).to_bytes()])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from incremental_ckpt.errors import CorruptionError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, Place, RankManifest, Wanted
-from incremental_ckpt.model import WEIGHT, Difference, Shard, Table
+from incremental_ckpt.model import Difference, Shard, Table
 from incremental_ckpt.repository import Link, Repository
 
 
@@ -147,5 +147,4 @@ def compare_tables(
 
 
 def _shape(shard: Shard) -> str:
-    dtype = next((f.dtype for f in shard.fields if f.name == WEIGHT), "no weight")
-    return f"{shard.table_rows} x {shard.table_cols} {dtype}"
+    return f"{shard.table_rows} x {shard.table_cols} {shard.dtype}"

@@ -128,7 +128,7 @@ def unlink_file(folder: int, name: str) -> None:
             raise
 
 
-def entries(folder: int) -> list[tuple[str, bool]]:
+def entries(folder: int | os.PathLike[str]) -> list[tuple[str, bool]]:
     """Names without a leading dot, and whether they are folders, in the order of the keys that they lead to."""
     with os.scandir(folder) as found:
         named = [(e.name, e.is_dir(follow_symlinks=False)) for e in found if not e.name.startswith(".")]

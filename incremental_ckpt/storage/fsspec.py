@@ -17,7 +17,8 @@ from typing import Any
 import fsspec
 
 from incremental_ckpt.errors import CheckpointError, ConflictError, NotFoundError, StorageError
-from incremental_ckpt.storage.arguments import byte_views, check_range, new_or_given, range_end, short_object, split_key
+from incremental_ckpt.storage.access import Access
+from incremental_ckpt.storage.arguments import byte_views, check_range, new_or_given, range_end, short_object
 from incremental_ckpt.storage.base import Buffer, StoredObject
 from incremental_ckpt.storage.slices import Concatenation
 
@@ -64,8 +65,7 @@ class FsspecStore:
         """
         scheme = url.partition(":")[0]
         self._url = f"fsspec+{url}" if scheme in _OURS else url
-        self._read_only = read_only
-        self._closed = False
+        self._access = Access(self._url, read_only)
         with self._reporting("open"):
             self._fs, root = _file_system(url, options)
         self._root = root.rstrip("/") + "/"
@@ -84,8 +84,13 @@ class FsspecStore:
     def url(self) -> str:
         return self._url
 
+    @property
+    def read_only(self) -> bool:
+        return self._access.read_only
+
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        content = self._content(key, parts)
+        self._access.check_writable("write", key)
+        content = Concatenation(byte_views(parts))
         with self._reporting(f"write {key} to"):
             if not self._create(key, content) and not self._holds(key, content):
                 raise ConflictError(
@@ -94,13 +99,13 @@ class FsspecStore:
                 )
 
     def put_if_absent(self, key: str, parts: Sequence[Buffer]) -> bool:
-        content = self._content(key, parts)
+        self._access.check_writable("write", key)
+        content = Concatenation(byte_views(parts))
         with self._reporting(f"write {key} to"):
             return self._create(key, content)
 
     def get(self, key: str, start: int = 0, end: int | None = None, into: memoryview | None = None) -> memoryview:
-        self._check_open()
-        split_key(key)
+        self._access.check_key(key)
         check_range(key, start, end)
         with self._reporting(f"read {key} from"):
             size = self._size(key)
@@ -118,28 +123,21 @@ class FsspecStore:
         return target
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[StoredObject]:
-        self._check_open()
+        self._access.check_open()
         return self._list(prefix, after)
 
     def delete(self, keys: Iterable[str]) -> None:
-        self._check_open()
+        self._access.check_open()
         for key in keys:
-            split_key(key)
-            self._check_writable("delete", key)
+            self._access.check_writable("delete", key)
             with self._reporting(f"delete {key} in"):
                 self._refuse_links(key.rpartition("/")[0])
                 self._remove(self._root + key)
 
     def close(self) -> None:
-        self._closed = True
+        self._access.closed = True
 
     # Writing.
-
-    def _content(self, key: str, parts: Sequence[Buffer]) -> Concatenation:
-        self._check_open()
-        split_key(key)
-        self._check_writable("write", key)
-        return Concatenation(byte_views(parts))
 
     def _create(self, key: str, content: Concatenation) -> bool:
         """False if the key exists."""
@@ -327,7 +325,7 @@ class FsspecStore:
             except FileNotFoundError:
                 if self._at_close and not self._fs.exists(bucket):
                     raise StorageError(f"cannot use {self._url}: there is no bucket {bucket}") from None
-        if self._read_only or self._in_memory:
+        if self.read_only or self._in_memory:
             return
         probe = f"{self._root}{_TEMPORARY}{secrets.token_hex(8)}"
         with self._reporting("write to"):
@@ -335,14 +333,6 @@ class FsspecStore:
                 self._fs.makedirs(self._root, exist_ok=True)
             self._write(probe, "wb", Concatenation([]))
             self._remove(probe)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageError(f"the store {self._url} has been closed: open it again")
-
-    def _check_writable(self, action: str, key: str) -> None:
-        if self._read_only:
-            raise StorageError(f"cannot {action} {key} in {self._url}: the store was opened with read_only=True")
 
     @contextmanager
     def _reporting(self, action: str) -> Iterator[None]:

@@ -14,8 +14,10 @@ from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
+from incremental_ckpt.arguments import path as path_of
 from incremental_ckpt.errors import ConflictError, NotFoundError, StorageError
-from incremental_ckpt.storage.arguments import byte_views, new_or_given, range_end, short_object, split_key
+from incremental_ckpt.storage.access import Access
+from incremental_ckpt.storage.arguments import byte_views, is_segment, new_or_given, range_end, short_object, split_key
 from incremental_ckpt.storage.base import Buffer, StoredObject
 from incremental_ckpt.storage.directio import write_parts
 from incremental_ckpt.storage.folders import (
@@ -66,10 +68,10 @@ class LocalStore:
         """
         Raises:
             StorageError: the path is not a folder, or (unless ``read_only``) could not be written.
+            TypeError, ValueError: it is no path.
         """
-        self._root = Path(path).absolute()
-        self._read_only = read_only
-        self._closed = False
+        self._root = path_of("path", path).absolute()
+        self._access = Access(str(self._root), read_only)
         # Folders whose entry in their parent is durable, as key prefixes; "" is the root.
         self._durable: set[str] = set()
         self._unmade = self._check_place()
@@ -77,6 +79,10 @@ class LocalStore:
     @property
     def url(self) -> str:
         return str(self._root)
+
+    @property
+    def read_only(self) -> bool:
+        return self._access.read_only
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         views = byte_views(parts)
@@ -93,7 +99,7 @@ class LocalStore:
             return self._create(key, views)
 
     def get(self, key: str, start: int = 0, end: int | None = None, into: memoryview | None = None) -> memoryview:
-        self._check_open()
+        self._access.check_open()
         folders, name = split_key(key)
         with self._reporting(f"read {key} from"):
             try:
@@ -114,7 +120,7 @@ class LocalStore:
                 os.close(fd)
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[StoredObject]:
-        self._check_open()
+        self._access.check_open()
         return self._list(prefix, after)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -147,7 +153,7 @@ class LocalStore:
             return sum(self._sweep(root, []))
 
     def close(self) -> None:
-        self._closed = True
+        self._access.closed = True
 
     # Creating an object: temporary file -> write -> size -> fsync -> link -> fsync of the folder -> unlink.
 
@@ -317,25 +323,30 @@ class LocalStore:
                     continue
                 if not stat.S_ISDIR(status.st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, f"{place} is not a folder")
-                if not self._read_only and not os.access(place, os.W_OK | os.X_OK):
-                    raise StorageError(
-                        f"cannot write to {self._root}: {place} is not writable by this user. Change its permissions, "
-                        "choose another place, or open the store with read_only=True"
-                    )
+                folders = [place, *self._folders_in(place)] if place == self._root else [place]
+                for folder in folders if not self.read_only else ():
+                    if not os.access(folder, os.W_OK | os.X_OK) and folder.exists():  # empty, a delete may take it
+                        raise StorageError(
+                            f"cannot write to {self._root}: {folder} is not writable by this user. Change its "
+                            "permissions, choose another place, or open the store with read_only=True"
+                        )
                 break
         return unmade
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageError(f"the store {self._root} has been closed: open it again")
+    @staticmethod
+    def _folders_in(root: Path) -> Sequence[Path]:
+        """Where objects lie that stand there already: somebody else may have made them, as by copying a store."""
+        try:
+            return [root / name for name, is_folder in entries(root) if is_folder and is_segment(name)]
+        except PermissionError:  # it may be written to and not be looked into
+            return []
 
     @contextmanager
     def _writing(self, key: str, action: str = "write") -> Iterator[None]:
-        self._check_open()
-        if self._read_only:
-            raise StorageError(f"cannot {action} {key} in {self._root}: the store was opened with read_only=True")
         if key:
-            split_key(key)
+            self._access.check_writable(action, key)
+        else:
+            self._access.check_all_writable(action)
         with self._reporting(f"{action} {key} in"):
             yield
 

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from incremental_ckpt.errors import ConflictError, NotFoundError, StorageError
-from incremental_ckpt.storage.arguments import byte_views, range_end, read_target, split_key
+from incremental_ckpt.errors import ConflictError, NotFoundError
+from incremental_ckpt.storage.access import Access
+from incremental_ckpt.storage.arguments import byte_views, range_end, read_target
 from incremental_ckpt.storage.base import Buffer, StoredObject
 
 
@@ -28,8 +29,10 @@ class MemoryStore:
     """Stores of the same name share their objects; one without a name has its own."""
 
     def __init__(self, name: str = "") -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name takes a str, not {name!r}")
         self._name = name
-        self._closed = False
+        self._access = Access(self.url)
         if name:
             with _NAMED_LOCK:
                 self._objects = _NAMED.setdefault(name, _Objects())
@@ -55,7 +58,7 @@ class MemoryStore:
             return self._objects.by_key.setdefault(key, value) is value
 
     def get(self, key: str, start: int = 0, end: int | None = None, into: memoryview | None = None) -> memoryview:
-        self._check(key)
+        self._access.check_key(key)
         with self._objects.lock:
             value = self._objects.by_key.get(key)
         if value is None:
@@ -69,7 +72,7 @@ class MemoryStore:
         return target
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[StoredObject]:
-        self._check_open()
+        self._access.check_open()
         with self._objects.lock:
             found = [
                 StoredObject(key, len(value))
@@ -80,22 +83,14 @@ class MemoryStore:
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._check(key)
+            self._access.check_key(key)
             with self._objects.lock:
                 self._objects.by_key.pop(key, None)
 
     def close(self) -> None:
-        self._closed = True
+        self._access.closed = True
 
     def _joined(self, key: str, parts: Sequence[Buffer]) -> bytes:
-        self._check(key)
+        self._access.check_key(key)
         # A copy of its own, also of a single part: put_if_absent tells by identity whose bytes were kept.
         return bytes(bytearray().join(byte_views(parts)))
-
-    def _check(self, key: str) -> None:
-        self._check_open()
-        split_key(key)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageError(f"the store {self.url} has been closed: open it again")

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from incremental_ckpt.arguments import an, flag
 from incremental_ckpt.errors import StorageError
 from incremental_ckpt.storage.base import Store
 from incremental_ckpt.storage.local import LocalStore
@@ -34,11 +35,16 @@ def open_store(url: str | os.PathLike[str] | Store, *, read_only: bool = False, 
 
     Raises:
         StorageError: no such kind of store, the place cannot be read, or (unless ``read_only``) not written.
-        TypeError: neither a URL, nor a path, nor a Store.
+        TypeError: neither a URL, nor a path, nor a Store, or another argument is not what it should be.
     """
+    flag("read_only", read_only)
+    if retry is not None:
+        an(Retry, "retry", retry, "Retry(...)")
     if not isinstance(url, (str, os.PathLike)):
         if not callable(getattr(url, "put_if_absent", None)):
             raise TypeError(f"a store is named by a URL or a path, or is a Store, not {type(url).__name__}: {url!r}")
+        if not read_only and getattr(url, "read_only", False):  # told now, and not at the end of the first save
+            raise StorageError(f"cannot write to {url.url}: the store was opened with read_only=True")
         return url
     text = os.fspath(url)
     parsed = _URL.fullmatch(text)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from incremental_ckpt.arguments import function, seconds
 from incremental_ckpt.errors import StorageError
 from incremental_ckpt.storage.base import Buffer, Store, StoredObject
 
@@ -41,6 +42,12 @@ class Retry:
     sleep: Callable[[float], object] = time.sleep
     clock: Callable[[], float] = time.monotonic
     uniform: Callable[[], float] = _CHANCE.random
+
+    def __post_init__(self) -> None:
+        for name in ("first", "longest", "within"):
+            seconds(f"Retry.{name}", getattr(self, name))
+        for name in ("sleep", "clock", "uniform"):
+            function(f"Retry.{name}", getattr(self, name), "a function")
 
     def call(self, operation: Callable[[], T]) -> T:
         """The result of the first try that succeeds.
@@ -84,6 +91,10 @@ class RetryStore:
     @property
     def url(self) -> str:
         return self.inner.url
+
+    @property
+    def read_only(self) -> bool:
+        return bool(getattr(self.inner, "read_only", False))
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         self._retry.call(lambda: self.inner.put(key, parts))

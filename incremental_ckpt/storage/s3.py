@@ -16,7 +16,8 @@ import numpy as np
 from botocore.exceptions import ClientError
 
 from incremental_ckpt.errors import ConflictError, CorruptionError, NotFoundError, StorageError
-from incremental_ckpt.storage.arguments import byte_views, check_range, new_or_given, range_end, split_key
+from incremental_ckpt.storage.access import Access
+from incremental_ckpt.storage.arguments import byte_views, check_range, new_or_given, range_end
 from incremental_ckpt.storage.base import Buffer, StoredObject
 from incremental_ckpt.storage.parallel import run_all
 from incremental_ckpt.storage.retry import NO_RETRY, Retry
@@ -87,13 +88,12 @@ class S3Store:
             raise ValueError(f"part_bytes must be at least {LEAST_PART_BYTES} and threads 1: {part_bytes}, {threads}")
         self._location = Location.parse(location) if isinstance(location, str) else location
         self._root = f"{self._location.prefix}/" if self._location.prefix else ""
-        self._read_only = read_only
+        self._access = Access(self._location.url, read_only)
         self._retry = retry
         self._part_bytes = part_bytes
         self._threads = threads
         self._request_timeout = request_timeout
         self._excludes = False
-        self._closed = False
         self._client = connect(self._location, connect_timeout, read_timeout, 4 * threads, session)
         self._check_place()
 
@@ -101,8 +101,13 @@ class S3Store:
     def url(self) -> str:
         return self._location.url
 
+    @property
+    def read_only(self) -> bool:
+        return self._access.read_only
+
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        content = self._content(key, parts)
+        self._access.check_writable("write", key)
+        content = Concatenation(byte_views(parts))
         if not self._create(key, content) and not self._holds(key, content):
             raise ConflictError(
                 f"cannot write {key} to {self.url}: it exists with other bytes, and objects are never overwritten. "
@@ -114,7 +119,8 @@ class S3Store:
 
         A lost answer is a retryable StorageError: the object may be there then, and who tries again gets False.
         """
-        content = self._content(key, parts)
+        self._access.check_writable("write", key)
+        content = Concatenation(byte_views(parts))
         if self._excludes:
             return self._create(key, content)
         if self._size(key) is not None or not self._create(key, content):
@@ -123,8 +129,7 @@ class S3Store:
         return True
 
     def get(self, key: str, start: int = 0, end: int | None = None, into: memoryview | None = None) -> memoryview:
-        self._check_open()
-        split_key(key)
+        self._access.check_key(key)
         check_range(key, start, end)
         step = self._part_bytes
         first = None if start == end else self._open(key, start, min(start + step, end or start + step))
@@ -144,30 +149,23 @@ class S3Store:
         return target
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[StoredObject]:
-        self._check_open()
+        self._access.check_open()
         return self._list(prefix, after)
 
     def delete(self, keys: Iterable[str]) -> None:
-        self._check_open()
+        self._access.check_open()
         remaining = iter(keys)
         while batch := [*islice(remaining, _DELETED_AT_ONCE)]:
             for key in batch:
-                split_key(key)
-            self._check_writable("delete", batch[0])
+                self._access.check_writable("delete", key)
             self._delete(batch)
 
     def close(self) -> None:
-        if not self._closed:
+        if not self._access.closed:
             self._client.close()
-        self._closed = True
+        self._access.closed = True
 
     # Writing.
-
-    def _content(self, key: str, parts: Sequence[Buffer]) -> Concatenation:
-        self._check_open()
-        split_key(key)
-        self._check_writable("write", key)
-        return Concatenation(byte_views(parts))
 
     def _create(self, key: str, content: Concatenation) -> bool:
         """False if the key exists."""
@@ -354,7 +352,7 @@ class S3Store:
 
     def _check_place(self) -> None:
         self._retry.call(lambda: self._probe("list", "list_objects_v2", Prefix=self._root, MaxKeys=1))
-        if not self._read_only:
+        if not self.read_only:
             # Begins an upload and drops it: writes nothing, and tells whether we may.
             key = self._root + ".probe"
             begun = self._retry.call(lambda: self._probe("write to", "create_multipart_upload", Key=key))
@@ -383,14 +381,6 @@ class S3Store:
                 "other's checkpoints. See docs/stores.md for what a service must offer"
             )
         self._excludes = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise StorageError(f"the store {self.url} has been closed: open it again")
-
-    def _check_writable(self, action: str, key: str) -> None:
-        if self._read_only:
-            raise StorageError(f"cannot {action} {key} in {self.url}: the store was opened with read_only=True")
 
     def _not_found(self, key: str) -> NotFoundError:
         return NotFoundError(f"no object {key} in {self.url}", key=key)

@@ -53,13 +53,13 @@ def run_example(rank: int, world_size: int, arguments: list[str], output: Path) 
         return dlrm_criteo.main(arguments)
 
 
-def reshard(rank: int, world_size: int, url: str, plan: Plan, fused: str, steps: int) -> Turn:
+def reshard(rank: int, world_size: int, url: str, plan: Plan, fused: str, steps: int, codec: str = "raw") -> Turn:
     """Resume what other ranks may have saved, with another plan (none: an unsharded model), train on, save."""
     model, optimizer = build(plan, fused, seed=7) if plan else build_unsharded(fused)
     reader = Reader(rank)
     store = TracingStore(LocalStore(url))
     with Checkpointer(
-        model, store, optimizer=optimizer, state={"reader": reader}, kind="consecutive",
+        model, store, optimizer=optimizer, state={"reader": reader}, kind="consecutive", codec=codec,
         settings=Settings(vote_timeout=PATIENT, entry_bytes=64, low_priority=False),
     ) as checkpointer:  # fmt: skip
         progress = checkpointer.resume_from_checkpoint()

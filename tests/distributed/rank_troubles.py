@@ -6,6 +6,7 @@ It must not know what any test expects. A plain table under DistributedDataParal
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -92,6 +93,30 @@ def a_store_that_fails(rank: int, world_size: int, url: str, failing: int, key: 
         "rows": rows,
         "table": run.model.module.table.weight.detach().numpy(),
     }
+
+
+def a_store_that_is_deleted(rank: int, world_size: int, url: str) -> dict[str, Any]:
+    """Somebody deletes the folder between two saves. Ranks are told long before they would give up waiting."""
+    connect()
+    run = Run(rank)
+    with run.checkpointer(url, timeout=600) as checkpointer:
+        for number in (1, 2):
+            run.step(number)
+            checkpointer.save_checkpoint(number).wait()
+        torch.distributed.barrier()
+        if rank == 0:
+            shutil.rmtree(url)
+        torch.distributed.barrier()
+        waited = error_of(checkpointer.save_checkpoint(3).wait)
+        run.step(3)
+        kind = checkpointer.save_checkpoint(4).wait().kind
+        run.step(4)
+        checkpointer.save_checkpoint(5).wait()
+        trained = run.model.module.table.weight.detach().clone()
+        run.step(5)
+        resumed = checkpointer.resume_from_checkpoint().step
+        same = torch.equal(trained, run.model.module.table.weight)
+    return {"waited": waited, "kind": kind, "resumed": resumed, "same": same}
 
 
 def a_failure_nobody_waited_for(rank: int, world_size: int, url: str) -> list[Seen]:

@@ -33,6 +33,15 @@ def test_a_failed_store_of_one_rank_fails_the_save_on_all_and_its_rows_come_next
     assert "no space left" in told or f"rank {failing} has not voted" in told
 
 
+def test_a_store_that_is_deleted_fails_the_next_save_on_all_ranks_and_a_base_follows(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    for seen in ranks.run(3, "rank_troubles.a_store_that_is_deleted", str(tmp_path / "store")):
+        assert seen["waited"][0] == "SaveError"
+        assert "step 3 (seq 3) committed nothing: what it counts from has gone" in seen["waited"][1]
+        assert (seen["kind"], seen["resumed"], seen["same"]) == ("base", 5, True)
+
+
 def test_a_failure_nobody_waited_for_is_told_to_all_ranks_at_the_next_meeting(ranks: Ranks, tmp_path: Path) -> None:
     for seen in ranks.run(3, "rank_troubles.a_failure_nobody_waited_for", str(tmp_path)):
         assert [kind for kind, _ in seen] == ["", "SaveError", "", ""]

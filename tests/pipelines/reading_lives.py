@@ -1,4 +1,5 @@
-"""Lives of a run that logs the ids of the samples that it trains, until it is done or killed hard.
+"""Lives of a run that logs the ids of the samples that it trains, until it is done or killed: hard, or by a store that
+crashes.
 
 It is imported by forked processes; it must not know what a right log is.
 """
@@ -10,14 +11,14 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from incremental_ckpt import Checkpointer, EverySteps, PairedReader, Settings
-from incremental_ckpt.storage import LocalStore
+from incremental_ckpt import Checkpointer, EverySteps, PairedReader, SaveHandle, Settings
+from incremental_ckpt.storage import LocalStore, Store
 from incremental_ckpt.testing import FaultStore, Op, Perform
 from incremental_ckpt.testing.stores import WRITES
 
@@ -127,41 +128,68 @@ def batches_of(reader: Any, ahead: bool) -> Iterator[Any]:
 def live(
     folder: Path, data: Path, name: str, ahead: bool, kill_step: int = 0, kill_write: int = 0, landed: bool = False
 ) -> None:
-    """Train from the newest checkpoint on. Killed in the middle of a step, or at a write of the store; 0: not.
-
-    Log lines: ["resumed", step] and ["trained", step, epoch, ids, a number drawn from the global generator].
-    """
+    """Train from the newest checkpoint on. Killed in the middle of a step, or at a write of the store; 0: not."""
     with (folder / "errors").open("a") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.manual_seed(0 if not (folder / "log").exists() else os.getpid())
-    model = torch.nn.EmbeddingBag(1000, 4, mode="sum", sparse=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    reader = reader_of(name, data, ahead=ahead)
     store = FaultStore(LocalStore(str(folder / "store")))
     if kill_write:
         store.inject(KillAtWrite(kill_write, landed=landed))
+    seed = 0 if not (folder / "log").exists() else os.getpid()
     log = os.open(folder / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def within(step: int) -> None:
+        if step == kill_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    policies = {"when": EverySteps(2), "kind": "consecutive", "busy": "wait"}
+    reader = reader_of(name, data, ahead=ahead)
+    train(reader, store, policies, lambda *line: os.write(log, (json.dumps(line) + "\n").encode()), within, seed=seed)
+
+
+def train(
+    reader: Any,
+    store: Store,
+    policies: Mapping[str, Any],
+    log: Callable[..., Any],
+    within: Callable[[int], None],
+    saving: Callable[[SaveHandle], None] = lambda handle: None,
+    *,
+    seed: int,
+    steps: int = STEPS,
+) -> None:
+    """Train from the newest checkpoint on, until a step.
+
+    Args:
+        reader: one that is paired is read ahead.
+        policies: when, which kind, busy; and the clock, where they look at one.
+        log: called with "resumed", step; and with "trained", step, epoch, ids, a number drawn from the global
+            generator.
+        within: called with its number in the middle of each step.
+        saving: called with each save that was handed over.
+        seed: of everything that a checkpoint is to bring back.
+    """
+    torch.manual_seed(seed)
+    model = torch.nn.EmbeddingBag(1000, 4, mode="sum", sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Checkpointer(
-        model, store, optimizer=optimizer, state={"reader": reader}, when=EverySteps(2), kind="consecutive",
-        busy="wait", settings=Settings(low_priority=False),
-    ) as checkpointer:  # fmt: skip
+        model, store, optimizer=optimizer, state={"reader": reader}, settings=Settings(low_priority=False), **policies
+    ) as checkpointer:
         progress = checkpointer.resume_from_checkpoint()
         step, epoch = (progress.step, progress.epoch or 0) if progress else (0, 0)
-        os.write(log, (json.dumps(["resumed", step]) + "\n").encode())
-        while step < STEPS:
-            for ids in batches_of(reader, ahead):
+        log("resumed", step)
+        while step < steps:
+            for ids in batches_of(reader, isinstance(reader, PairedReader)):
                 step += 1
                 optimizer.zero_grad()
                 model(ids.reshape(1, -1)).sum().backward()
-                if step == kill_step:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                within(step)
                 optimizer.step()
-                os.write(
-                    log, (json.dumps(["trained", step, epoch, ids.tolist(), torch.rand(()).item()]) + "\n").encode()
-                )
-                checkpointer.step(step, epoch=epoch)
-                if step == STEPS:
+                log("trained", step, epoch, ids.tolist(), torch.rand(()).item())
+                handle = checkpointer.step(step, epoch=epoch)
+                if handle is not None:
+                    saving(handle)
+                if step == steps:
                     return
             epoch += 1

@@ -7,20 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from policy_mixtures import MIXTURES, POLICIES
 from small_runs import Run, assert_same, truth
 
-from incremental_ckpt import (
-    Adaptive,
-    Checkpointer,
-    CheckpointError,
-    EveryEpoch,
-    EverySeconds,
-    EverySteps,
-    Repository,
-    SaveError,
-    Settings,
-)
-from incremental_ckpt.policy import BusyPolicy, KindPolicy, When
+from incremental_ckpt import Checkpointer, CheckpointError, Repository, SaveError, Settings
+from incremental_ckpt.policy import BusyPolicy, KindPolicy
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import Crash, CrashStore, FaultStore, Op, Perform, fail, on
 from incremental_ckpt.testing.stores import WRITES
@@ -29,27 +20,13 @@ STEPS, EPOCH, STEP_SECONDS = 90, 7, 0.1
 SETTINGS = Settings(pack_bytes=4000, entry_bytes=256, preimage_bytes=1500, chain_length=6, low_priority=False)
 PATTERNS = ("data/*-0000.safetensors", "data/*/rank-00000.json", "manifests/*")
 
-POLICIES: dict[str, When | list[When]] = {
-    "steps": EverySteps(3),
-    "seconds": EverySeconds(0.45),
-    "epochs": EveryEpoch(),
-    "adaptive": Adaptive(max_overhead=0.5),
-    "several": [EverySteps(5), EveryEpoch(), EverySeconds(1.0), Adaptive(max_overhead=0.2, mtbf=10.0)],
-}
-MIXTURES: list[tuple[str, KindPolicy, BusyPolicy, str]] = [
-    ("steps", "intermittent", "defer", "adagrad"),
-    ("seconds", "consecutive", "wait", "sparse_adam"),
-    ("epochs", "one-shot", "defer", "sgd"),
-    ("adaptive", "intermittent", "defer", "adagrad"),
-    ("adaptive", "consecutive", "skip", "dense_gradients"),
-    ("several", "full", "skip", "sparse_adam"),
-    ("several", "intermittent", "wait", "adagrad"),
-]
+LAYOUTS = ("adagrad", "sparse_adam", "sgd", "adagrad", "dense_gradients", "sparse_adam", "adagrad")
+OF_LAYOUTS = [(*mixture, layout) for mixture, layout in zip(MIXTURES, LAYOUTS, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def truths() -> dict[str, list[dict[str, Any]]]:
-    return {layout: truth(layout, STEPS) for layout in {m[3] for m in MIXTURES}}
+    return {layout: truth(layout, STEPS) for layout in {*LAYOUTS}}
 
 
 class Lives:
@@ -107,7 +84,7 @@ class Lives:
         return perform(op)
 
 
-@pytest.mark.parametrize(("when", "kind", "busy", "layout"), MIXTURES, ids=["-".join(m) for m in MIXTURES])
+@pytest.mark.parametrize(("when", "kind", "busy", "layout"), OF_LAYOUTS, ids=["-".join(m) for m in OF_LAYOUTS])
 def test_every_checkpoint_is_the_state_of_the_run_at_its_step(
     when: str, kind: KindPolicy, busy: BusyPolicy, layout: str, truths: dict[str, list[dict[str, Any]]], store_name: str
 ) -> None:

@@ -3,6 +3,7 @@ at the next step or save, by name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +150,16 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a module whose table has no optimizer": (
         lambda run: run.model.update({"table": nn.Embedding(20, 4)}), "'table' have another shape or optimizer"
     ),
+    "a layer of another dtype": (
+        lambda run: run.model["over"].half(), "'over.bias', 'over.weight' have another dtype. A resume"
+    ),
+    "a model of another dtype": (
+        lambda run: run.model.bfloat16(), "'over.bias', 'over.weight', 'table' have another dtype"
+    ),
+    "a table of another dtype": (lambda run: run.exchange(run.rows.double()), "'table' have another dtype"),
+    "a module whose table has another dtype": (
+        lambda run: (rebuild(run), run.exchange(run.rows.half())), "'table' have another dtype"
+    ),
     "a parametrized table": (
         lambda run: parametrize.register_parametrization(run.model["table"], "weight", nn.Identity()), "'table' were"
     ),
@@ -258,3 +269,62 @@ def test_what_appears_after_the_resume_is_refused_unless_resumes_are_not_strict(
     with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer, strict=False) as checkpointer:
         run.model["seen"](run.rows)
         checkpointer.save_checkpoint(1).wait()
+
+
+def grow(run: Run) -> None:
+    run.model.later = torch.cat([run.model.later, torch.arange(3.0)])
+
+
+def widen(run: Run) -> None:
+    run.model.later = run.model.later.double() / 3
+
+
+def shrink_to_a_number(run: Run) -> None:
+    run.model.later = run.model.later.sum().int()
+
+
+REPLACED: dict[str, tuple[Change, str]] = {
+    "a longer buffer": (grow, r"is \(2,\) torch.float32 in the model and was \(5,\) torch.float32"),
+    "a buffer of another dtype": (widen, r"is \(2,\) torch.float32 in the model and was \(2,\) torch.float64"),
+    "a buffer of another shape and dtype": (shrink_to_a_number, r"was \(\) torch.int32 in the run that is resumed"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), REPLACED.values(), ids=REPLACED.keys())
+@pytest.mark.parametrize("changed_before_the_resume", [False, True])
+def test_a_buffer_that_the_run_has_replaced_takes_the_place_of_the_model_s_own(
+    change: Change, words: str, changed_before_the_resume: bool, store_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def built() -> Run:
+        run = Run()
+        run.model.later = torch.ones(2)
+        run.model["also"] = nn.Identity()
+        run.model["also"].register_buffer("tied", run.model.later)
+        return run
+
+    def changed(run: Run) -> Run:
+        change(run)
+        run.model["also"].tied = run.model.later
+        return run
+
+    run, again = built(), built()
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer, kind="consecutive") as c:
+        c.save_checkpoint(1).wait()
+        run.step(1)
+        changed(run)
+        assert c.save_checkpoint(2).wait().kind == "delta"
+    if changed_before_the_resume:
+        changed(again).model.later.zero_()
+    with Checkpointer(again.model, MemoryStore(store_name), optimizer=again.optimizer, kind="consecutive") as c:
+        c.resume_from_checkpoint()
+        assert_same(again.copy(), run.copy())
+        assert again.model["also"].tied is again.model.later
+        assert again.model.later.dtype == run.model.later.dtype
+        run.step(3)
+        again.step(3)
+        assert c.save_checkpoint(3).wait().kind == "delta"
+    assert_same(again.copy(), run.copy())
+    if not changed_before_the_resume:
+        assert [r for r in caplog.records if "takes its place" in r.getMessage()]
+        assert caplog.text.count("buffer 'later'") == 1
+        assert re.search(words, caplog.text)

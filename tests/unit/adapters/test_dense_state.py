@@ -176,6 +176,29 @@ def test_another_optimizer_is_a_difference() -> None:
     assert [text for text in others if "optimizer 'other' is not in the checkpoint" in text and "same order" in text]
 
 
+class Renamed(torch.optim.AdamW):
+    pass
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(Renamed, torch.optim.AdamW), (torch.optim.AdamW, Renamed)])
+def test_a_class_of_another_name_with_the_same_options_is_refused_unless_not_strict(
+    saved_by: Any, loaded_by: Any
+) -> None:
+    one, other = model(1), model(2)
+    first, second = saved_by(one.parameters(), lr=0.1), loaded_by(other.parameters(), lr=0.2)
+    step(one, first, 1)
+    target, saved = adapt(other, second), deepcopy(dict(adapt(one, first).state()))
+    assert texts(target, saved, fatal=True) == []
+    (text,) = texts(target, saved)
+    assert f"optimizer '0' is {loaded_by.__name__}, in the checkpoint {saved_by.__name__}, which has the same" in text
+    target.load_state(saved)
+    step(one, first, 2)
+    step(other, second, 2)
+    assert_same(one.state_dict(), other.state_dict())
+    (refused,) = texts(adapt(other, torch.optim.RMSprop(other.parameters())), saved, fatal=True)
+    assert f"is RMSprop, in the checkpoint {saved_by.__name__} (those of a list" in refused
+
+
 def test_not_strict_loads_what_both_have() -> None:
     module, other = model(1), model(2)
     saved = deepcopy(dict(adapt(module).state()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +192,39 @@ def test_a_load_state_dict_marks_the_whole_tables(assign: bool) -> None:
     watched.adapter.tables()
     assert watched.whole == {0, 1, 2}
     assert watched.adapter.state()["dense"] == {}
+
+
+def test_a_frozen_table_that_is_replaced_twice_between_two_looks_is_marked() -> None:
+    """The second one may get the identity of what stood there at first."""
+    model = Tables()
+    model.requires_grad_(False)
+    watched = Watched(model, None)
+    for seed in range(5, 25):
+        watched.begin()
+        model.load_state_dict(Tables(seed=seed + 100).state_dict(), assign=True)
+        model.load_state_dict(Tables(seed=seed).state_dict(), assign=True)
+        watched.adapter.tables()
+        assert watched.whole == {0, 1, 2}
+
+
+@pytest.mark.parametrize("copied", ["torch.save", "deepcopy"])
+def test_a_watched_model_can_be_saved_and_copied_whole(copied: str) -> None:
+    model = Tables()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    watched = Watched(model, optimizer)
+    step(model, optimizer, 0)
+    if copied == "deepcopy":
+        other = copy.deepcopy(model)
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    watched.begin()
+    other.load_state_dict(Tables(seed=5).state_dict())
+    step(other, torch.optim.SGD(other.parameters(), lr=0.1), 1)
+    watched.adapter.tables()
+    assert (watched.marked, watched.whole) == ({}, set()), "what happens to the copy is nobody's change"
 
 
 def test_what_is_written_through_the_tables_is_no_edit_and_changes_the_model() -> None:

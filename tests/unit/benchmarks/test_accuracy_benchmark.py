@@ -84,7 +84,7 @@ def test_the_page_and_its_plots_are_made_of_the_results(
     page = (tmp_path / "accuracy.md").read_text()
     assert "`raw`: 1 of 1 runs with restores end with the uninterrupted run's bits" in page
     assert "0 restores: 2 of 2 runs that save 20 times" in page
-    assert "| `int4` | 20 | tiny | 0 | | | | | not run |" in page
+    assert "| 20 | `int4` | tiny | 0 | | | | | | not run |" in page
     for plot in ("changes", "errors"):
         assert (tmp_path / "plots" / f"accuracy-tiny-{plot}.svg").stat().st_size > 5000
 
@@ -101,24 +101,32 @@ def result_of(losses: dict[str, list[float]]) -> Any:
 
 
 def test_a_width_fails_where_it_is_worse_than_allowed_by_more_than_two_standard_errors() -> None:
+    from accuracy_figures import judged
+
     alone = [0.5, 0.4, 0.6]
     for percents, fails in (([0.03, 0.031, 0.032], True), ([0.03, -0.01, 0.07], False), ([0.009, 0.009, 0.01], False)):
         result = result_of({"alone": alone, "int2": [a * (1 + p / 100) for a, p in zip(alone, percents, strict=True)]})
         change = result.change("int2", 1)
         assert change.loss.mean == pytest.approx(sum(percents) / 3)
         assert change.fails == fails
-        assert result.failing() == (["int2"] if fails else [])
+        assert judged([result])[1, "int2"] == (not fails)
+        assert ((1, "int3") in judged([result])) == fails
 
 
-def test_every_width_is_judged_on_real_rows_by_five_seeds_and_none_that_fails_is_picked() -> None:
-    from accuracy_figures import JUDGED_AT, Result
+def test_auto_picks_for_each_number_of_restores_the_first_width_that_fails_on_no_real_rows() -> None:
+    from accuracy_figures import Result, judged
 
     from incremental_ckpt import AutoCodec
 
-    files = sorted((BENCHMARKS / "results" / "accuracy").glob("*.json"))
+    files = sorted((BENCHMARKS / "results" / "accuracy").glob("criteo-*.json"))
     results = [Result(json.loads(path.read_text())) for path in files]
-    picked = {AutoCodec().codec_after(restores) for restores in range(100)}
-    assert picked == set(JUDGED_AT) - {codec for result in results for codec in result.failing()}
-    for codec, restores in JUDGED_AT.items():
-        changes = [change for result in results if (change := result.change(codec, restores)) is not None]
-        assert max(change.loss.count for change in changes) >= 5
+    assert len(results) == 2
+    verdicts = judged(results)
+    for restores, width in verdicts:
+        for result in results:
+            change = result.change(width, restores)
+            assert change is not None
+            assert change.loss.count >= 5
+    picked = {restores: AutoCodec().codec_after(restores - 1) for restores, _ in verdicts}
+    assert picked == {restores: width for (restores, width), serves in verdicts.items() if serves}
+    assert {AutoCodec().codec_after(restores - 1) for restores in range(11, 1000)} == {picked[20]}

@@ -135,7 +135,7 @@ def test_a_terminal_is_given_whole_columns_that_fit(
     ickpt: Ickpt, compacted: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     columns = []
-    monkeypatch.setattr(catalogue_table, "_lines", lambda shown, paint: columns.extend(shown) or [])
+    monkeypatch.setattr(catalogue_table, "lines", lambda shown, paint: columns.extend(shown) or [])
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", str(width))

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from incremental_ckpt import Repository, open_store
+from incremental_ckpt.compaction import compact
 from incremental_ckpt.errors import StorageError
-from incremental_ckpt.format.manifest import RankRef
+from incremental_ckpt.format import layout
+from incremental_ckpt.format.manifest import Gone, Outcome, RankRef
 from incremental_ckpt.format.sealed import digest_of, seal
 from incremental_ckpt.repository.check import CheckReport, check_repository
 from incremental_ckpt.testing import FaultStore, Op, Perform, TracingStore, fail, on
+
+Ickpt = Callable[..., Any]
 
 
 def gone(place: Path, seq: int) -> None:
@@ -78,9 +85,93 @@ def test_no_object_of_a_chain_is_read_once_per_delta_on_it(place: Path) -> None:
     report = check_repository(Repository(store), deep=False)
     assert report.ok
     reads = Counter(t.op.key for t in store.trace if t.op.kind == "get")
-    # Once for its packs, once for its rows, once more where all rows of a base are looked for.
-    assert max(reads.values()) <= 3
+    documents = {key: count for key, count in reads.items() if key.endswith(".json") and key != "repo.json"}
+    assert len(documents) == 8
+    assert max(documents.values()) == 1
     assert not [key for key in reads if "/00000002" in key and key.endswith(".safetensors") and reads[key] > 1]
+
+
+@pytest.mark.parametrize(("lost", "damaged"), [(1, (2, 3, 4)), (2, (3, 4)), (3, (4,))])
+def test_a_checkpoint_whose_manifest_is_gone_without_a_word_is_named_as_lost(
+    ickpt: Ickpt, place: Path, lost: int, damaged: tuple[int, ...]
+) -> None:
+    key = f"manifests/0000000{lost}.json"
+    (place / key).unlink()
+    report = check_repository(Repository(open_store(place)), deep=False)
+    assert (report.checkpoints, report.lost, report.damaged) == (3, (lost,), damaged)
+    assert {(p.key, p.seq) for p in report.problems} == {(key, seq) for seq in (lost, *damaged)}
+    answer = ickpt("check", place)
+    assert answer.code == 5
+    assert f"  seq {lost}-4  {key}\n    missing, and nothing says that this checkpoint was forgotten" in answer.out
+    assert f"  lost:    {lost}\n" in answer.out
+    assert f"{len(damaged)} of 3 checkpoints in {place} cannot be restored, and 1 more is lost; " in answer.err
+    assert ickpt("check", place, "--json").json["lost"] == [lost]
+
+
+def test_a_loss_that_nothing_depends_on_is_told_too(ickpt: Ickpt, place: Path) -> None:
+    compact(Repository(open_store(place)), 3)
+    (place / "manifests/00000002.json").unlink()
+    answer = ickpt("check", place)
+    assert answer.code == 5
+    assert "  whole:   1, 3-4\n  damaged: none\n  lost:    2\n" in answer.out
+    assert "2 cannot be gone back to; nothing that is there needs it" in answer.out
+    assert f"1 checkpoint of {place} is lost; the first problem: manifests/00000002.json: missing" in answer.err
+
+
+def trace_of_the_newest(place: Path, trace: str) -> None:
+    """What tells that there was a seq 4 beside its manifest."""
+    if trace == "a forgotten number above it":
+        (place / "manifests/00000005.gone.json").write_bytes(Gone(5, datetime.now(UTC)).to_bytes())
+    elif trace == "its equivalent base":
+        (place / "manifests/00000004.base.json").write_bytes(b"whatever it says")
+    elif trace == "a resume":
+        Repository(open_store(place)).write_resume_marker("a" * 16, 1, seq=3, newest=4)
+    elif trace == "the word to the other ranks":
+        attempt = next(place.glob("data/00000004-*")).name.partition("-")[2]
+        (place / f"data/00000004-{attempt}/outcome.json").write_bytes(Outcome(4, attempt, True, "").to_bytes())
+
+
+TRACES = ["a forgotten number above it", "its equivalent base", "a resume", "the word to the other ranks"]
+
+
+@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("all_are_lost", [False, True])
+def test_the_newest_is_missed_by_what_still_speaks_of_it(place: Path, trace: str, all_are_lost: bool) -> None:
+    trace_of_the_newest(place, trace)
+    for seq in (1, 2, 3, 4) if all_are_lost else (4,):
+        (place / f"manifests/0000000{seq}.json").unlink()
+    report = check_repository(Repository(open_store(place)), deep=False)
+    assert report.lost == ((1, 2, 3, 4) if all_are_lost else (4,))
+    assert report.restorable == (() if all_are_lost else (1, 2, 3))
+
+
+def test_an_attempt_that_was_never_committed_is_no_loss(place: Path) -> None:
+    shutil.copytree(next(place.glob("data/00000004-*")), place / f"data/00000005-{'a' * 16}")
+    failed = Outcome(6, "b" * 16, False, "no room")
+    (place / failed.key).parent.mkdir()
+    (place / failed.key).write_bytes(failed.to_bytes())
+    assert check_repository(Repository(open_store(place)), deep=False).ok
+
+
+def test_a_number_that_comes_while_the_listing_is_made_is_no_loss(place: Path) -> None:
+    listings = 0
+
+    def hide(op: Op, perform: Perform) -> object:
+        nonlocal listings
+        found = perform(op)
+        if op.kind == "list" and op.key == layout.MANIFESTS:
+            listings += 1
+            return iter([one for one in found if listings > 1 or one.key != "manifests/00000003.json"])
+        return found
+
+    assert check_repository(Repository(FaultStore(open_store(place), hide)), deep=False).lost == ()
+
+
+def test_a_marker_that_names_an_absurd_number_takes_no_time(place: Path) -> None:
+    Repository(open_store(place)).write_resume_marker("a" * 16, 1, seq=3, newest=2**62)
+    report = check_repository(Repository(open_store(place)), deep=False)
+    assert report.lost == tuple(range(5, 105))
+    assert f"{2**62 - 104} more numbers have no manifest either" in [p.what for p in report.problems]
 
 
 def test_rows_that_nobody_carries_are_missed(place: Path) -> None:

@@ -177,7 +177,7 @@ def test_show_draws_the_same(ickpt: Ickpt, place: Path) -> None:
         r"  auc +0\.8",
         r"  rows +8 of 250 \(3\.20%\)",
         r" +2 +20 +delta +8 +[0-9.]+ kB",
-        r"users +200 +8 +1 +weight float32\[8\], sum float32\[8\] +4 +2\.00% +[0-9]+ B",
+        r"users +200 +8 +1 +weight, sum float32\[8\] +4 +2\.00% +[0-9]+ B",
         r"dense +1 +2 +52 B",
         r"  world_size +1",
     ):
@@ -488,6 +488,23 @@ def test_wrong_usage_is_2_and_names_what_is_wrong(ickpt: Ickpt, args: list[str],
     [
         (["lss", "a"], "No such command 'lss'. Did you mean 'ls'? `ickpt --help` explains"),
         (["ls"], "Missing argument 'URL'. `ickpt ls --help` explains"),
+        (
+            ["show", "a", "--seq", "x"],
+            "Invalid value for '--seq': 'x' is no whole number. `ickpt show --help` explains",
+        ),
+        (
+            ["show", "a", "--seq", "2.5"],
+            "Invalid value for '--seq': '2.5' is no whole number. `ickpt show --help` explains",
+        ),
+        (
+            ["compact", "a", "--seq", "0"],
+            "Invalid value for '--seq': 0 is too small: 1 at least. `ickpt compact --help` explains",
+        ),
+        (
+            ["prune", "a", "--keep-last", "three"],
+            "Invalid value for '--keep-last': 'three' is no whole number. `ickpt prune --help` explains",
+        ),
+        (["diff", "a", "4", "b"], "Invalid value for 'B': 'b' is no whole number. `ickpt diff --help` explains"),
         (
             ["export", "a", "b", "--format", "onnx"],
             "Invalid value for '--format': 'onnx' is not one of 'torch', 'safetensors', 'dcp'. "

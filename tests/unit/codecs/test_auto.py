@@ -37,7 +37,7 @@ def life(store: str, step: int, bag: Bag, codec: str | AutoCodec = "auto", *, re
     return codec_of_newest(store)
 
 
-@pytest.mark.parametrize(("restores", "bits"), [(0, 2), (1, 2), (2, 3), (3, 3), (4, 8), (20, 8), (10**6, 8)])
+@pytest.mark.parametrize(("restores", "bits"), [(0, 2), (1, 2), (2, 4), (3, 4), (4, 8), (20, 8), (10**6, 8)])
 def test_more_restores_get_more_bits(restores: int, bits: int) -> None:
     assert bits_for_restores(restores) == bits
 
@@ -50,7 +50,7 @@ def test_a_negative_number_of_restores_is_refused() -> None:
 def test_a_run_resumed_more_often_than_foreseen_writes_wider_codes_from_then_on(store_name: str) -> None:
     found = [life(store_name, step, Bag(seed=step)) for step in range(1, 23)]
     # The checkpoint of a run with n restores behind it is of use in restore n + 1 only.
-    assert found == ["int2", *["int3"] * 2, *["int8"] * 19]
+    assert found == ["int2", *["int4"] * 2, *["int8"] * 19]
 
 
 def test_the_failure_rate_says_how_many_restores_are_foreseen(store_name: str) -> None:
@@ -58,7 +58,7 @@ def test_the_failure_rate_says_how_many_restores_are_foreseen(store_name: str) -
     assert AutoCodec(failures_per_hour=0.0, hours=24).codec_after(0) == "int2"
     assert AutoCodec(failures_per_hour=0.5, hours=100).codec_after(0) == "int8"
     three = AutoCodec(failures_per_hour=0.1, hours=30)
-    assert [life(store_name, step, Bag(), three) for step in range(1, 5)] == ["int3", "int3", "int3", "int8"]
+    assert [life(store_name, step, Bag(), three) for step in range(1, 5)] == ["int4", "int4", "int4", "int8"]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_only_restores_behind_the_state_count_and_only_where_something_was_saved
     for _ in range(5):
         with Bag(seed=9).checkpointer(store_name, codec="auto") as c:
             assert c.resume_from_checkpoint() is not None  # a crash before the next save: that state is gone
-    assert [life(store_name, step, Bag()) for step in (2, 3, 4)] == ["int3", "int3", "int8"]
-    assert life(store_name, 5, Bag(), restore=1) == "int3"
+    assert [life(store_name, step, Bag()) for step in (2, 3, 4)] == ["int4", "int4", "int8"]
+    assert life(store_name, 5, Bag(), restore=1) == "int4"
 
 
 def test_restores_are_counted_along_the_ancestors() -> None:
@@ -103,14 +103,14 @@ def test_the_choice_is_logged_once_and_again_when_it_changes(store_name: str, ca
         c.save_checkpoint(3).wait()
     assert [r.getMessage() for r in caplog.records if "codec auto" in r.getMessage()] == [
         "codec auto: weights are saved as int2 (restores behind this run: 0, foreseen: 0)",
-        "codec auto: weights are saved as int3 and no longer as int2 (restores behind this run: 1, foreseen: 0)",
+        "codec auto: weights are saved as int4 and no longer as int2 (restores behind this run: 1, foreseen: 0)",
     ]
 
 
 def test_a_chain_that_auto_has_mixed_restores_and_compacts_without_quantizing_a_row_again(store_name: str) -> None:
     expected = np.empty(0)
     bag = Bag()
-    for step, codec in ((1, "int2"), (2, "int3"), (3, "int3"), (4, "int8")):
+    for step, codec in ((1, "int2"), (2, "int4"), (3, "int4"), (4, "int8")):
         with bag.checkpointer(store_name, codec="auto") as c:
             if step > 1:
                 assert c.resume_from_checkpoint() is not None
@@ -126,7 +126,7 @@ def test_a_chain_that_auto_has_mixed_restores_and_compacts_without_quantizing_a_
     compact(repository)
     (link,) = repository.links(4)
     found = [e for r in repository.rank_manifests(link.tables) for s in r.shards for e in s.entries]
-    assert {e.codec for e in found if e.field == "weight"} == {"raw", "int2", "int3", "int8"}
+    assert {e.codec for e in found if e.field == "weight"} == {"raw", "int2", "int4", "int8"}
     assert np.array_equal(resumed(store_name).rows, expected)
 
 
@@ -184,7 +184,7 @@ class OfRank:
 def test_all_ranks_write_with_the_codec_that_rank_0_has_chosen(
     store_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step, expected in ((1, "int2"), (2, "int3")):
+    for step, expected in ((1, "int2"), (2, "int4")):
         together, of_ranks = Together(2), threading.local()
         monkeypatch.setattr(checkpointer, "coordinator", lambda _, ranks=of_ranks: ranks.coordinator)
         failures: list[BaseException] = []

@@ -22,7 +22,6 @@ from incremental_ckpt import (
     Progress,
     Repository,
     ResumeEvent,
-    SaveError,
     Settings,
     StorageError,
 )
@@ -30,6 +29,7 @@ from incremental_ckpt.compaction import compact
 from incremental_ckpt.format.sealed import FORMAT, seal, unseal
 from incremental_ckpt.pruning import prune
 from incremental_ckpt.storage import LocalStore, MemoryStore
+from incremental_ckpt.surroundings import capture_rng
 from incremental_ckpt.testing import FaultStore, damage, on
 
 
@@ -364,6 +364,46 @@ def wide(model: nn.Module, store_name: str, **arguments: Any) -> Checkpointer:
     )
 
 
+def test_of_very_many_differences_the_first_are_named_and_the_others_counted(store_name: str) -> None:
+    with Checkpointer(nn.Sequential(*(nn.Linear(1, 1) for _ in range(60))), MemoryStore(store_name)) as c:
+        c.save_checkpoint(1).wait()
+    with (
+        Checkpointer(nn.Sequential(nn.Linear(1, 1)), MemoryStore(store_name)) as c,
+        pytest.raises(MismatchError, match="and 18 more\nstrict=False") as caught,
+    ):
+        c.resume_from_checkpoint()
+    assert str(caught.value).count("\n") == 102
+
+
+def test_what_is_no_model_is_named_by_its_type_and_not_written_out(store_name: str) -> None:
+    parts: Any = {f"layer {number}": torch.zeros(100) for number in range(100)}
+    with pytest.raises(TypeError) as caught:
+        Checkpointer(parts, MemoryStore(store_name))
+    assert str(caught.value) == "model takes an nn.Module, not dict"
+    model: Any = nn.Sequential(*(nn.Linear(1, 1) for _ in range(60)))
+    with pytest.raises(TypeError) as caught:
+        Checkpointer(model, MemoryStore(store_name), on_event=[model])  # type: ignore[arg-type]
+    assert str(caught.value) == "on_event takes a function of one event, not list"
+
+
+def test_random_states_of_other_devices_are_refused_before_anything_is_changed(
+    run: Run, store_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = {**capture_rng(), "cuda": [torch.get_rng_state()] * 3}
+    with monkeypatch.context() as patch, checkpointer(run, store_name) as c:
+        patch.setattr("incremental_ckpt.checkpointer.capture_rng", lambda: states)
+        c.save_checkpoint(1).wait()
+    again = Run(seed=8)
+    with checkpointer(again, store_name) as c:
+        before = again.copy()
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        with pytest.raises(MismatchError, match=r"nothing was changed:\n  .* of 3 CUDA devices, this process sees 2"):
+            c.resume_from_checkpoint()
+        monkeypatch.undo()
+        assert_same(again.copy(), before)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -455,12 +495,9 @@ def test_a_place_that_is_no_folder_is_a_storage_error(run: Run, tmp_path: Path) 
         Checkpointer(run.model, tmp_path / "file", **run.arguments)
 
 
-def test_a_read_only_store_fails_saves_with_its_reason(run: Run, tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, read_only=True)
-    with Checkpointer(run.model, store, **run.arguments) as c:
-        assert c.resume_from_checkpoint() is None
-        with pytest.raises(SaveError, match="read_only"):
-            c.save_checkpoint(1).wait()
+def test_a_read_only_store_is_refused_when_the_checkpointer_is_made(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="was opened with read_only=True"):
+        Checkpointer(run.model, LocalStore(tmp_path, read_only=True), **run.arguments)
 
 
 def test_a_run_in_a_folder_comes_back_from_its_path(run: Run, tmp_path: Path) -> None:
@@ -480,8 +517,9 @@ def test_a_run_in_a_folder_comes_back_from_its_path(run: Run, tmp_path: Path) ->
         ({"codec": "int5"}, ValueError, "codec must be one of 'auto', .*'int8', 'raw', not 'int5'"),
         ({"codec": 8}, TypeError, "codec takes the name of a codec, one of 'auto', .*, not 8"),
         ({"codec": None}, TypeError, "'raw', not None"), ({"codec": ["raw"]}, TypeError, "codec takes the name"),
-        ({"optimizer_codec": "auto"}, ValueError, "optimizer_codec .*'raw', not 'auto'; 'auto' is for weights"),
-        ({"optimizer_codec": 4}, TypeError, "optimizer_codec takes the name of a codec"),
+        ({"optimizer_codec": "auto"}, ValueError, "one of 'bf16', 'raw', not 'auto'; 'auto' is for weights only"),
+        ({"optimizer_codec": "int5"}, ValueError, "optimizer_codec must be one of 'bf16', 'raw', not 'int5'$"),
+        ({"optimizer_codec": 4}, TypeError, "optimizer_codec takes the name of a codec, one of 'bf16', 'raw', not 4"),
         ({"state": {"reader": 3}}, TypeError, "reader"),
         ({"optimizer": 3}, TypeError, "int"), ({"optimizer": "adam"}, TypeError, "str"),
         ({"when": "daily"}, TypeError, "when"), ({"when": EverySteps}, TypeError, "when"),

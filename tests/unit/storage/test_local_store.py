@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -682,3 +683,36 @@ class TestHostileFolders:
         store.put("a", [b"1"])
         with pytest.raises(CorruptionError):
             store.get("a", 0, 1 << 62)
+
+
+def test_a_folder_of_the_store_that_cannot_be_written_is_refused_when_the_store_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody else has copied it there: else the first save would be the one to find out."""
+    with contextlib.closing(LocalStore(tmp_path)) as store:
+        store.put("data/x", [b"x"])
+        store.put("manifests/y", [b"y"])
+    (tmp_path / ".snapshot").mkdir()
+    (tmp_path / "lost+found").mkdir()
+    locked = {tmp_path / "data", tmp_path / ".snapshot", tmp_path / "lost+found"}
+    monkeypatch.setattr("incremental_ckpt.storage.local.os.access", lambda path, mode: path not in locked)
+    with pytest.raises(StorageError, match=f"cannot write to {tmp_path}: {tmp_path / 'data'} is not writable by this"):
+        LocalStore(tmp_path)
+    assert LocalStore(tmp_path, read_only=True).get("data/x") == b"x"
+    locked.discard(tmp_path / "data")
+    LocalStore(tmp_path)
+
+
+def test_a_folder_that_a_delete_takes_while_the_store_is_opened_is_no_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "resumes").mkdir()
+    real = os.access
+
+    def taken_first(path: Path, mode: int) -> bool:
+        if path.name == "resumes":
+            path.rmdir()
+        return real(path, mode)
+
+    monkeypatch.setattr("incremental_ckpt.storage.local.os.access", taken_first)
+    LocalStore(tmp_path)

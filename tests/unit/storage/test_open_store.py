@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from incremental_ckpt.errors import StorageError
-from incremental_ckpt.storage import LocalStore, MemoryStore, open_store
+from incremental_ckpt.storage import LocalStore, MemoryStore, Store, open_store
+from incremental_ckpt.storage.retry import RetryStore
 
 
 def test_a_path_is_a_local_store_and_is_not_created(tmp_path: Path) -> None:
@@ -99,3 +100,13 @@ def test_without_its_package_a_scheme_names_the_extra(monkeypatch: pytest.Monkey
 def test_a_url_with_too_few_slashes_is_not_taken_for_a_folder(almost: str) -> None:
     with pytest.raises(StorageError, match=r"neither a URL nor a usual path: write \w+://"):
         open_store(almost)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_store_that_may_only_be_read_is_refused_where_it_is_to_be_written(tmp_path: Path, wrapped: bool) -> None:
+    (tmp_path / "run").mkdir()
+    store: Store = LocalStore(tmp_path / "run", read_only=True)
+    store = RetryStore(store) if wrapped else store
+    with pytest.raises(StorageError, match=f"cannot write to {tmp_path / 'run'}: the store was opened with read_only"):
+        open_store(store)
+    assert open_store(store, read_only=True) is store
