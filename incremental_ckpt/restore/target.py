@@ -71,7 +71,9 @@ class Target:
                 self._bytes[rows, target] = records[:, source]
             return
         stored = field_of(read.shard_entries.shard, self._field.name) or self._field
-        values = torch.from_numpy(np.array(_decoded(records, read.entry.codec, stored)))
+        decoded = _decoded(records, read.entry.codec, stored)
+        # Of memory that it must not write to, torch would warn.
+        values = torch.from_numpy(decoded if decoded.flags.writeable else decoded.copy())
         if read.entry.codec == "raw":
             values = values.view(self._live.dtype).view(-1, stored.width)
         live = self._live
