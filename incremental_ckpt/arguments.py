@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 _T = TypeVar("_T")
+
+Progress = Callable[[int, int], None]
+"""``progress(bytes done, bytes in all)`` of something that takes its time."""
 
 REPOSITORY = "a Repository, as Repository(open_store('runs/17')) is one"
 """What a Repository is, for ``an``."""
@@ -75,6 +78,14 @@ def function(name: str, value: Any, what: str) -> Any:
     if not callable(value):
         raise TypeError(f"{name} takes {what}, not {type(value).__name__}")
     return value
+
+
+def progress_function(value: Any) -> Progress | None:
+    """``value``, which may be None. Raises TypeError where it cannot be called."""
+    if value is None:
+        return None
+    found: Progress = function("progress", value, "a function of bytes done and bytes in all")
+    return found
 
 
 def path(name: str, value: Any) -> Path:
@@ -136,6 +147,19 @@ def an(kind: type[_T], name: str, value: object, example: str) -> _T:
     return value
 
 
+_NO_NUMBERS = (bool, str, bytes, bytearray)
+"""What float() takes all the same."""
+
+
+def no_mistake(loss: object, metrics: object) -> None:
+    """Raises TypeError for a loss or a metric that is plainly no number. No tensor is read, which waits for its
+    device."""
+    metrics = metrics if isinstance(metrics, Mapping) else {}
+    for name, value in (("loss", loss), *((f"metrics[{key!r}]", value) for key, value in metrics.items())):
+        if isinstance(value, _NO_NUMBERS):
+            raise _no_number(name, value)
+
+
 def number(name: str, value: float | torch.Tensor) -> float:
     """As a float; a tensor of one element is read, which waits for its device.
 
@@ -144,9 +168,17 @@ def number(name: str, value: float | torch.Tensor) -> float:
     """
     item = getattr(value, "item", None)  # float() of a tensor that has a gradient warns
     try:
-        return float(item() if callable(item) else value)
+        found = item() if callable(item) else value
+        number = None if isinstance(found, _NO_NUMBERS) else float(found)
     except (TypeError, ValueError, OverflowError, RuntimeError) as cause:
-        raise TypeError(f"{name} must be a number or a tensor of one element, not {value!r}") from cause
+        raise _no_number(name, value) from cause
+    if number is None:
+        raise _no_number(name, value)
+    return number
+
+
+def _no_number(name: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be a number or a tensor of one element, not {value!r}")
 
 
 def state_objects(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -232,6 +232,7 @@ class Checkpointer:
         """
         self._open()
         step = arguments.whole("step", step)
+        arguments.no_mistake(loss, metrics)
         self._preemption.listen()
         with self._schedule.boundary(lambda: self._saver.busy):
             self._take_in_events()

@@ -5,13 +5,13 @@ It must not know models, ranks or threads, and must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from incremental_ckpt.repository import Repository
+from incremental_ckpt.repository import Link, Repository
 from incremental_ckpt.repository.read import chain_ranks
 from incremental_ckpt.repository.records import MIB, SpanReader, TableRecords
 
@@ -46,14 +46,12 @@ def compare(repository: Repository, first: int, second: int) -> list[TableDiffer
         NotFoundError: no such checkpoint.
         CorruptionError: something of them is damaged.
     """
-    for seq in (first, second):
-        repository.resolve(seq)
-    return repository.retried(lambda: _compare(repository, first, second))
+    return repository.read_along(lambda *chains: _compare(repository, chains), first, second)
 
 
-def _compare(repository: Repository, first: int, second: int) -> list[TableDifference]:
+def _compare(repository: Repository, links: Sequence[Sequence[Link]]) -> list[TableDifference]:
     reader = SpanReader(repository, _KEPT)
-    chains = [chain_ranks(repository, repository.links(s)) for s in (first, second)]
+    chains = [chain_ranks(repository, chain) for chain in links]
     names = [{entries.shard.table for rank in chain[-1] for entries in rank.shards} for chain in chains]
     found = []
     for name in sorted(names[0] | names[1]):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from incremental_ckpt.arguments import REPOSITORY, an, path, whole
+from incremental_ckpt.arguments import REPOSITORY, Progress, an, path, progress_function, whole
 from incremental_ckpt.codecs import codec_named
 from incremental_ckpt.errors import ConflictError, MismatchError
 from incremental_ckpt.foreign import Foreign, read_foreign
@@ -55,6 +55,7 @@ def import_checkpoint(
     *,
     tables: Sequence[str] | None = None,
     step: int = 0,
+    progress: Progress | None = None,
 ) -> ImportReport:
     """Commit the model in a torch file, a safetensors file or folder, or a DCP directory as the store's first base.
 
@@ -65,6 +66,7 @@ def import_checkpoint(
             that an export names; else the children of ``embedding_bags`` and ``embeddings``, as TorchRec names them.
             Empty: none.
         step: of the training, at which it was saved.
+        progress: called with the bytes of rows and state that are written, and of all of them.
 
     Raises:
         NotFoundError: there is no such file.
@@ -81,6 +83,7 @@ def import_checkpoint(
     ):
         raise TypeError(f"tables takes a list of names, not {tables!r}")
     step = whole("step", step)
+    progress = progress_function(progress)
     if repository.listing().seqs:
         raise ConflictError(
             f"{repository.store.url} holds checkpoints already. An import begins a run: give an empty place"
@@ -95,7 +98,7 @@ def import_checkpoint(
         "optimizer": optimizer.get("dense", {}) if optimizer is not None else {},
         "fused": optimizer.get("fused", []) if optimizer is not None else [],
     }
-    manifest = _commit(repository, live, state, step)
+    manifest = _commit(repository, live, state, step, progress)
     return ImportReport(manifest.info(), tuple(chosen), len(dense), optimizer is not None)
 
 
@@ -135,7 +138,9 @@ def _table(foreign: Foreign, name: str) -> Table:
     return Table(Shard(name, rows, cols, 0, rows, 0, cols, fields), tensors, tracked=False)
 
 
-def _commit(repository: Repository, tables: Sequence[Table], state: Mapping[str, Any], step: int) -> Manifest:
+def _commit(
+    repository: Repository, tables: Sequence[Table], state: Mapping[str, Any], step: int, progress: Progress | None
+) -> Manifest:
     repository.create()
     job, seq = new_id(), 1
     attempt = Attempt(
@@ -144,11 +149,17 @@ def _commit(repository: Repository, tables: Sequence[Table], state: Mapping[str,
     )  # fmt: skip
     raw = codec_named("raw")
     writer = RankWriter(repository, attempt, tables, {WEIGHT: raw, "optimizer": raw}, rank=0, world_size=1)
+    flat, arena = flatten_state(state), HostArena(pinned=False)
+    done, total = 0, flat.arena_bytes + sum(table.shard.rows * table.shard.row_bytes for table in tables)
     for packful in _packfuls(tables):
         writer.add_rows(packful)
-    flat, arena = flatten_state(state), HostArena(pinned=False)
+        done += sum(part.nbytes for part in packful)
+        if progress is not None:
+            progress(done, total)
     arena.reserve(flat.arena_bytes)
     ballot = writer.vote(writer.add_state(flat.copy(arena), _PACK_BYTES))
+    if progress is not None:
+        progress(total, total)
     return repository.commit(
         Manifest(
             seq=seq, step=step, epoch=None, loss=None, metrics={}, kind="base", parent=None, next_parent=None,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from incremental_ckpt.arguments import REPOSITORY, an, flag, policies
+from incremental_ckpt.arguments import REPOSITORY, Progress, an, flag, policies, progress_function
 from incremental_ckpt.errors import CorruptionError, FormatError, NotFoundError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Gone, Manifest
@@ -102,6 +102,7 @@ def prune(
     keep: Keep | Sequence[Keep],
     *,
     dry_run: bool = True,
+    progress: Progress | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> PruneReport:
     """Forget the checkpoints that no policy keeps, and delete their data and that of dead attempts.
@@ -112,6 +113,8 @@ def prune(
     Args:
         keep: what to keep: a policy, or several, of which one is enough.
         dry_run: plan only.
+        progress: called with the bytes that are dealt with, deleted or not, and with those of all removals; never by
+            a dry run.
 
     Raises:
         CorruptionError: a manifest or a resume marker that decides what is needed cannot be read. Nothing was touched.
@@ -121,8 +124,9 @@ def prune(
     an(Repository, "repository", repository, REPOSITORY)
     given = policies("keep", keep, "kept", "KeepLast(3)", least=1)
     flag("dry_run", dry_run)
+    progress = progress_function(progress)
     plan = _plan(repository, given)
-    return PruneReport(plan, False) if dry_run else _execute(repository, plan, now)
+    return PruneReport(plan, False) if dry_run else _execute(repository, plan, progress, now)
 
 
 def _plan(repository: Repository, policies: Sequence[Keep]) -> PrunePlan:
@@ -339,7 +343,9 @@ class _Progress:
         self.silent = self.silent or error.retryable
 
 
-def _execute(repository: Repository, plan: PrunePlan, now: Callable[[], datetime]) -> PruneReport:
+def _execute(
+    repository: Repository, plan: PrunePlan, progress: Progress | None, now: Callable[[], datetime]
+) -> PruneReport:
     """Carry a plan out: `.gone` of children before that of their parents, then equivalents, then data.
 
     Where a `.gone` may not be there, that checkpoint and all below it, which it may need, are left for the next prune.
@@ -358,11 +364,14 @@ def _execute(repository: Repository, plan: PrunePlan, now: Callable[[], datetime
     for seq, key in plan.equivalents:
         if seq > floor and not done.silent:
             _delete(repository, [key], f"the equivalent base of seq {seq} is not deleted", done)
+    passed, total = 0, plan.bytes
     for removal in plan.removals:
-        if done.silent or (removal.why == "forgotten" and removal.seq <= floor):
-            continue
-        if _delete(repository, removal.keys, f"{removal.prefix} is not deleted", done):
+        left = done.silent or (removal.why == "forgotten" and removal.seq <= floor)
+        if not left and _delete(repository, removal.keys, f"{removal.prefix} is not deleted", done):
             done.bytes_freed += removal.bytes
+        passed += removal.bytes
+        if progress is not None:
+            progress(passed, total)
     _sweep(repository, done)
     for failure in done.failures:
         log.warning("prune: %s (the next prune tries again)", failure)

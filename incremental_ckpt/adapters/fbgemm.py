@@ -69,6 +69,34 @@ def refuse_unreachable(fqn: str, module: nn.Module) -> None:
         )
 
 
+class _Hook:
+    """A hook in a module. A copy of the module, pickled or not, is watched by nobody: there it does nothing."""
+
+    def __init__(self, call: Callable[..., None] | None = None) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._call is not None:
+            self._call(*arguments)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
+
+
+class _ResetHook:
+    """Stands before a TBE's own ``reset_embedding_weight_momentum``; in a copy of the TBE it is the copy's own."""
+
+    def __init__(self, tbe: Any, call: Callable[..., Any]) -> None:
+        self._tbe = tbe
+        self._call = call
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._call(*arguments, **named)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
+        return getattr, (self._tbe, "reset_embedding_weight_momentum")  # of its class: this one is not there yet
+
+
 class FusedTables:
     """The tables of one TBE.
 
@@ -151,11 +179,11 @@ class FusedTables:
     def watch(self, mark: Mark, mark_all: Callable[[int], None]) -> None:
         self._mark, self._mark_all = mark, mark_all
         self._versions = self._version()
-        self._handles = [self._tbe.register_forward_hook(self._after_lookup)]
-        for module in self._loaded_through:
-            hook = module.register_load_state_dict_post_hook(lambda _module, _keys: self._everything_changed())
-            self._handles.append(hook)
-        self._tbe.reset_embedding_weight_momentum = self._reset_rows
+        self._handles = [self._tbe.register_forward_hook(_Hook(self._after_lookup))]
+        if self._cached():  # else versions tell of every load
+            loaded = _Hook(lambda _module, _keys: self._everything_changed())
+            self._handles += [module.register_load_state_dict_post_hook(loaded) for module in self._loaded_through]
+        self._tbe.reset_embedding_weight_momentum = _ResetHook(self._tbe, self._reset_rows)
 
     def unwatch(self) -> None:
         for handle in self._handles:

@@ -14,7 +14,7 @@ import click
 
 from incremental_ckpt.cli import CODES, USAGE, arguments, code_of, print_error, upkeep
 from incremental_ckpt.cli.arguments import Verb, verb
-from incremental_ckpt.errors import CorruptionError
+from incremental_ckpt.errors import CorruptionError, FormatError
 
 _COMPLETE = "_ICKPT_COMPLETE"
 """Set by the functions that `_ICKPT_COMPLETE=bash_source ickpt` gives to a shell."""
@@ -175,7 +175,7 @@ def check(url: str, deep: bool, as_json: bool) -> Verb:
         if report.ok:
             return 0
         print_error(verdict(url, report))
-        return CODES[CorruptionError]
+        return CODES[FormatError if all(problem.newer for problem in report.problems) else CorruptionError]
 
     return checked
 

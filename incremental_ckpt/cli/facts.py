@@ -6,7 +6,7 @@ It must not know how they are drawn.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,7 @@ from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, RankManifest, ShardEntries, Span
 from incremental_ckpt.model import WEIGHT, CheckpointInfo, Field, Kind
 from incremental_ckpt.repository import CheckReport, Link, Repository
+from incremental_ckpt.repository.chain import walk
 
 _PASSES = 3
 _UNREADABLE = (CorruptionError, FormatError, NotFoundError)
@@ -157,29 +158,19 @@ def _facts(repository: Repository, seq: int) -> CheckpointFacts:
 
 def _links(repository: Repository, manifest: Manifest, problems: list[FactsProblem]) -> list[Link]:
     """The chain, past equivalents that cannot be read, as a resume goes; down to a base or as far as it can be read."""
-    bases = repository.listing().bases
+
+    def unread(seq: int, error: CheckpointError) -> None:
+        problems.append(_problem(seq, layout.base_key(seq), error))
+
     links: list[Link] = []
-    while True:
-        equivalent: Manifest | None = None
-        if manifest.seq in bases:
-            try:
-                equivalent = repository.equivalent(manifest)
-            except _UNREADABLE as error:
-                problems.append(_problem(manifest.seq, layout.base_key(manifest.seq), error))
-        links.append(Link(manifest, equivalent or manifest))
-        parent = manifest.parent
-        if equivalent is not None or parent is None:
-            return links[::-1]
-        key = layout.manifest_key(parent.seq)
-        try:
-            manifest = repository.manifest(parent.seq)
-        except _UNREADABLE as error:
-            problems.append(_problem(parent.seq, key, error))
-            return links[::-1]
-        if manifest.digest != parent.digest:
-            mixed = f"seq {links[-1].manifest.seq} was saved on another one (objects of two runs are mixed)"
-            problems.append(_problem(parent.seq, key, CorruptionError(mixed, key=key)))
-            return links[::-1]
+    try:
+        for link in walk(repository, manifest, repository.listing().bases, unread):
+            links.append(link)
+    except _UNREADABLE as error:
+        parent = links[-1].manifest.parent
+        assert parent is not None, "a base ends the walk"
+        problems.append(_problem(parent.seq, layout.manifest_key(parent.seq), error))
+    return links[::-1]
 
 
 def _problem(seq: int, key: str, error: CheckpointError) -> FactsProblem:
@@ -256,26 +247,43 @@ class CheckFacts:
     """A check's report and what it means for the next resume.
 
     Attributes:
-        resumes: the checkpoint that a resume without a step takes, None where it finds none.
+        resumes: the checkpoint that a resume without a step takes, None where it finds none, or asks for an upgrade.
         passed_over: visible checkpoints above ``resumes`` that it passes over.
+        asks_for_upgrade: it finds none, since only a newer version can read the newest.
     """
 
     report: CheckReport
     deep: bool
     resumes: CheckpointInfo | None
     passed_over: tuple[int, ...]
+    asks_for_upgrade: bool
 
 
 def check_facts(repository: Repository, report: CheckReport, *, deep: bool) -> CheckFacts:
     checked = sorted((*report.restorable, *report.damaged))
     resumed: Manifest | None = None
+    asks_for_upgrade = False
+    newer = {problem.seq for problem in report.problems if problem.newer}
     if checked and checked[-1] in report.restorable:
         resumed = repository.manifest(checked[-1])
+    elif checked and _stands_on(repository, checked[-1], newer):
+        asks_for_upgrade = True
     elif checked:
         candidates = repository.fallbacks(checked[-1], repository.listing())
-        resumed = next((m for m in candidates if m.seq in report.restorable), None)
+        try:
+            resumed = next((m for m in candidates if m.seq in report.restorable), None)
+        except FormatError:
+            asks_for_upgrade = True
     passed_over = tuple(seq for seq in checked if resumed is None or seq > resumed.seq)
-    return CheckFacts(report, deep, resumed.info() if resumed else None, passed_over)
+    return CheckFacts(report, deep, resumed.info() if resumed else None, passed_over, asks_for_upgrade)
+
+
+def _stands_on(repository: Repository, seq: int, seqs: Collection[int]) -> bool:
+    """Whether a checkpoint is among these, or is read from one that is."""
+    try:
+        return any(link.manifest.seq in seqs for link in walk(repository, repository.manifest(seq), ()))
+    except _UNREADABLE as error:
+        return isinstance(error, FormatError)
 
 
 def facts_json(facts: CheckpointFacts) -> dict[str, Any]:

@@ -248,23 +248,35 @@ def _grouped(facts: CheckFacts) -> dict[tuple[str, str], list[int]]:
 
 
 def _advice(facts: CheckFacts) -> Iterator[str]:
-    yield "If there is a copy of the store, put the objects named above back from it and check again."
+    newer = any(problem.newer for problem in facts.report.problems)
+    damage = not all(problem.newer for problem in facts.report.problems)
+    if damage:
+        others = "damaged objects" if newer else "objects named above"
+        yield f"If there is a copy of the store, put the {others} back from it and check again."
+    if newer:
+        yield "What a newer version has written is whole for all that this one can tell: upgrade incremental_ckpt."
+    otherwise = "Without either" if newer and damage else "Without one" if damage else "Until then"
     if facts.resumes is None and facts.report.restorable:
-        yield (
-            "Without one, a resume fails: none of the newest checkpoint's ancestors is whole. "
-            "resume_from_checkpoint(step=...) takes one that is."
+        why = (
+            "it asks for the upgrade, and takes no older checkpoint by itself"
+            if facts.asks_for_upgrade
+            else "none of the newest checkpoint's ancestors is whole"
         )
+        yield f"{otherwise}, a resume fails: {why}. resume_from_checkpoint(step=...) takes one that is whole."
+    elif facts.resumes is None and not damage:
+        yield f"{otherwise}, nothing can be resumed from this store."
     elif facts.resumes is None:
-        yield "Without one, nothing can be resumed from this store: start a new run in another place."
+        yield f"{otherwise}, nothing can be resumed from this store: start a new run in another place."
     elif facts.passed_over:
         yield (
-            f"Without one, a resume passes over {text.ranges(facts.passed_over)} by itself and goes on from seq "
+            f"{otherwise}, a resume passes over {text.ranges(facts.passed_over)} by itself and goes on from seq "
             f"{facts.resumes.seq} (step {facts.resumes.step})."
         )
     elif facts.report.lost and not facts.report.damaged:
-        yield f"Without one, {text.ranges(facts.report.lost)} cannot be gone back to; nothing that is there needs it."
+        yield f"{otherwise}, {text.ranges(facts.report.lost)} cannot be gone back to; nothing that is there needs it."
     elif not facts.report.damaged:
-        yield "Without one, nothing is lost: a resume replays the chain that the damaged compaction stands for."
+        what = "damaged" if damage else "newer"
+        yield f"{otherwise}, nothing is lost: a resume replays the chain that the {what} compaction stands for."
     else:
         yield (
             f"The newest checkpoint, seq {facts.resumes.seq} (step {facts.resumes.step}), is whole: a resume takes it. "

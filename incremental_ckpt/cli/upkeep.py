@@ -85,10 +85,12 @@ def prune(
     def pruned() -> int:
         from incremental_ckpt.cli import tables
         from incremental_ckpt.cli.places import open_repository
+        from incremental_ckpt.cli.progress import moving
         from incremental_ckpt.pruning import prune
 
         repository = open_repository(url, read_only=dry_run)
-        report = prune(repository, policies, dry_run=dry_run)
+        with moving("pruning") as progress:
+            report = prune(repository, policies, dry_run=dry_run, progress=progress)
         if as_json:
             plan = dataclasses.asdict(report.plan)
             plan["removals"] = [{**r, "keys": len(r["keys"])} for r in plan["removals"]]
@@ -129,9 +131,11 @@ def export(url: str, out: Path, form: str, seq: int | None, optimizer: bool, as_
 
     def exported() -> int:
         from incremental_ckpt.cli.places import open_repository
+        from incremental_ckpt.cli.progress import moving
 
-        repository = open_repository(url)
-        report = _torch_verb("exporting", "export")(repository, out, form, seq, optimizer=optimizer)
+        repository, export = open_repository(url), _torch_verb("exporting", "export")
+        with moving("exporting") as progress:
+            report = export(repository, out, form, seq, optimizer=optimizer, progress=progress)
         if as_json:
             return _print_json(report)
         from incremental_ckpt.cli import text
@@ -177,10 +181,13 @@ def import_(source: Path, url: str, table: Sequence[str], no_tables: bool, step:
         from incremental_ckpt.cli import text
         from incremental_ckpt.cli.catalogue import checkpoint_json
         from incremental_ckpt.cli.places import open_repository
+        from incremental_ckpt.cli.progress import moving
 
         chosen = [] if no_tables else list(table) or None
         repository = open_repository(url, read_only=False, may_be_new=True)
-        report = _torch_verb("importing", "import_checkpoint")(source, repository, tables=chosen, step=step)
+        take_in = _torch_verb("importing", "import_checkpoint")
+        with moving("importing") as progress:
+            report = take_in(source, repository, tables=chosen, step=step, progress=progress)
         info = report.checkpoint
         if as_json:
             told = {"tables": report.tables, "tensors": report.tensors, "optimizer": report.optimizer}

@@ -95,7 +95,7 @@ class Compactions:
         try:
             if seqs := self._repository.listing().seqs:
                 seq = seqs[-1]
-                chain = len(self._repository.links(seq))
+                chain = len(self._repository.chain(seq))
             if chain > self._after:
                 self._running = _Running(self._start(seq), step, seq, chain)
         except (CheckpointError, OSError) as failure:

@@ -86,10 +86,10 @@ def compact(
     wanted = repository.resolve(seq)
     compactor = _Compactor(repository, wanted, memory, part, parts, progress, now)
     try:
-        return repository.retried(compactor.run)
+        return repository.read_along(compactor.run, wanted)
     except CorruptionError:
         repository.resolve(wanted)  # a prune may have passed: then it is not damaged, but gone
-        if len(repository.links(wanted)) == 1:  # another compaction was faster, and a prune took this one's packs
+        if len(repository.chain(wanted)) == 1:  # another compaction was faster, and a prune took this one's packs
             return CompactReport(wanted, 1, True, (), 0, 0, 0)
         raise
 
@@ -104,10 +104,10 @@ class _Compactor:
     progress: Progress | None
     now: Callable[[], datetime]
 
-    def run(self) -> CompactReport:
-        links = self.repository.links(self.seq)
+    def run(self, links: Sequence[Link]) -> CompactReport:
         if len(links) == 1:
             return CompactReport(self.seq, 1, True, (), 0, 0, 0)
+        self.repository.equivalent(links[-1].manifest)  # one that is damaged stands where this one would: told first
         ranks = chain_ranks(self.repository, links)
         shards = distinct(entries.shard for rank in ranks[-1] for entries in rank.shards)
         attempts = [attempt_id(links, ranks, part, self.parts) for part in range(self.parts)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from incremental_ckpt.arguments import Progress
 from incremental_ckpt.format.manifest import RankManifest
 from incremental_ckpt.model import WEIGHT, Field
 from incremental_ckpt.repository import Link, Repository
@@ -22,6 +23,19 @@ CHUNK_BYTES = 32 * MIB
 _KEPT = 128 * MIB
 
 
+@dataclass
+class Meter:
+    """Bytes of rows, out of ``total``, that were read so far."""
+
+    progress: Progress
+    total: int = 0
+    done: int = 0
+
+    def count(self, nbytes: int) -> None:
+        self.done += nbytes
+        self.progress(self.done, self.total)
+
+
 @dataclass(frozen=True)
 class Rows:
     """One field of one table, which is read range by range."""
@@ -31,6 +45,7 @@ class Rows:
     table: str
     field: Field
     count: int
+    meter: Meter | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -55,6 +70,8 @@ class Rows:
         if not rows:
             return torch.empty((0, self.field.width), dtype=self.dtype)
         raw = torch.from_numpy(self.records.values(self.field.name, rows).copy())
+        if self.meter is not None:
+            self.meter.count(raw.numel())
         return raw.view(self.dtype).view(len(rows), self.field.width)
 
     def read_all(self) -> torch.Tensor:
@@ -81,23 +98,32 @@ class Content:
     optimizer: Mapping[str, Any] | None
 
 
-def gather(repository: Repository, seq: int, *, optimizer: bool) -> Content:
-    links = repository.links(seq)
+def gather(
+    repository: Repository, links: Sequence[Link], *, optimizer: bool, progress: Progress | None = None
+) -> Content:
+    """
+    Args:
+        progress: told of the bytes of rows, as they are read.
+    """
     ranks = chain_ranks(repository, links)
     names = sorted({entries.shard.table for rank in ranks[-1] for entries in rank.shards})
     reader = SpanReader(repository, _KEPT)
+    meter = None if progress is None else Meter(progress)
     weights, rows = dict[str, Rows](), dict[str, dict[str, Rows]]()
     for name in names:
         records = TableRecords(reader, ranks, name)
         count = records.shards[0].table_rows
         fields = [records.field(f.name) for f in records.shards[0].fields]
-        found = {f.name: Rows(repository, records, name, f, count) for f in fields}
+        found = {f.name: Rows(repository, records, name, f, count, meter) for f in fields}
         weights[f"{name}.{WEIGHT}"] = found.pop(WEIGHT)
         rows[name] = found
     manifest = links[-1].manifest
     own = ranks[-1] if links[-1].tables is manifest else repository.rank_manifests(manifest)
     state = _united(repository, links, own)
     whole = {"tables": names, "rows": rows, "dense": state["optimizer"], "fused": state["fused"]} if optimizer else None
+    if meter is not None:
+        read = [*weights.values(), *(f for fields in rows.values() for f in fields.values() if optimizer)]
+        meter.total = sum(each.nbytes for each in read)
     return Content(manifest.step, weights, state["dense"], whole)
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from incremental_ckpt.arguments import REPOSITORY, an, flag, path, whole
+from incremental_ckpt.arguments import REPOSITORY, Progress, an, flag, path, progress_function, whole
 from incremental_ckpt.errors import CorruptionError, StorageError
 from incremental_ckpt.exporting.beside import hidden_folder
 from incremental_ckpt.exporting.content import Content, gather
-from incremental_ckpt.repository import Repository
+from incremental_ckpt.repository import Link, Repository
 
 Format = Literal["torch", "safetensors", "dcp"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -51,6 +51,7 @@ def export(
     seq: int | None = None,
     *,
     optimizer: bool = False,
+    progress: Progress | None = None,
 ) -> ExportReport:
     """Write the model of a checkpoint (None: the newest), by the names of the unsharded module's ``state_dict()``.
 
@@ -62,16 +63,19 @@ def export(
         out: must not exist yet.
         optimizer: also the optimizers' state: ``torch`` and ``dcp`` then hold ``{"model": ..., "optimizer": ...}``,
             safetensors a further ``optimizer.safetensors`` with ``optimizer.json``.
+        progress: called with the bytes of rows read and of all rows, decoded; anew from the start where something that
+            was read turns out to be damaged or gone, and there is another way to read it.
 
     Raises:
         NotFoundError: no such checkpoint.
-        CorruptionError: something of it is damaged.
+        CorruptionError: something of it is damaged; an equivalent base is passed over for the chain that it stands for.
         StorageError: ``out`` exists, or cannot be written.
         ValueError, TypeError: no such format, or an argument is not what it should be.
     """
     an(Repository, "repository", repository, REPOSITORY)
     place = path("out", out)
     flag("optimizer", optimizer)
+    progress = progress_function(progress)
     if format not in _WRITERS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
     if place.exists() or place.is_symlink():
@@ -79,12 +83,12 @@ def export(
     wanted = repository.resolve(None if seq is None else whole("seq", seq))
     write = importlib.import_module(f"incremental_ckpt.exporting.{_WRITERS[format]}").write
 
-    def gather_and_write() -> tuple[Content, int]:
-        content = gather(repository, wanted, optimizer=optimizer)
+    def gather_and_write(links: Sequence[Link]) -> tuple[Content, int]:
+        content = gather(repository, links, optimizer=optimizer, progress=progress)
         return content, _write_whole(content, place, write)
 
     try:
-        content, nbytes = repository.retried(gather_and_write)
+        content, nbytes = repository.read_along(gather_and_write, wanted)
     except CorruptionError:
         repository.resolve(wanted)  # a prune may have passed: then it is not damaged, but gone
         raise

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from incremental_ckpt.repository.chain import Link
     from incremental_ckpt.repository.check import CheckReport, Problem
-    from incremental_ckpt.repository.core import Link, Repository
+    from incremental_ckpt.repository.core import Repository
     from incremental_ckpt.repository.listing import Listing
 
 __all__ = ["CheckReport", "Link", "Listing", "Problem", "Repository"]
 
-_HOMES = {"CheckReport": "check", "Problem": "check", "Link": "core", "Repository": "core", "Listing": "listing"}
+_HOMES = {"CheckReport": "check", "Problem": "check", "Link": "chain", "Repository": "core", "Listing": "listing"}
 
 
 def __getattr__(name: str) -> Any:

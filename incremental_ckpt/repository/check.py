@@ -15,10 +15,12 @@ from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, Outcome, RankManifest, RankRef, Span
 from incremental_ckpt.format.pack import checksum, read_header
 from incremental_ckpt.model import Field
+from incremental_ckpt.repository.chain import key_of, walk
 from incremental_ckpt.repository.read import ChainShards, TableChain, check_backing, read_span
 
 if TYPE_CHECKING:
-    from incremental_ckpt.repository.core import Link, Repository
+    from incremental_ckpt.repository.chain import Link
+    from incremental_ckpt.repository.core import Repository
     from incremental_ckpt.repository.listing import Listing
 
 Progress = Callable[[int, int, int], None]
@@ -33,11 +35,16 @@ _Part = tuple[str, int, int, int, int, tuple[Field, ...]]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is not as it should be: the checkpoint it was met in, the object, and what is wrong."""
+    """Something that is not as it should be: the checkpoint it was met in, the object, and what is wrong.
+
+    Attributes:
+        newer: a newer version has written it, so that an upgrade mends it.
+    """
 
     seq: int
     key: str
     what: str
+    newer: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,9 +183,15 @@ class _Check:
 
     def _chain(self, seq: int, listing: Listing) -> tuple[list[Problem], list[Problem]]:
         """All problems of a chain, and those that keep a resume from it: rows are read from each link's tables, state
-        from the newest checkpoint alone."""
+        from the newest checkpoint alone. An equivalent base whose manifest cannot be read is passed over, as by a
+        resume."""
+        unread: list[Problem] = []
+
+        def pass_over(base: int, error: CheckpointError) -> None:
+            unread.append(_problem(base, layout.base_key(base), error))
+
         try:
-            links = self._repository.links(seq, listing)
+            links = [*walk(self._repository, self._repository.manifest(seq), listing.bases, pass_over)][::-1]
             found = [
                 p
                 for link in links
@@ -189,6 +202,8 @@ class _Check:
             lost = lost + self.own(links[-1].manifest).state or self.coverage(links)
         except CheckpointError as error:
             found = lost = [_problem(seq, layout.manifest_key(seq), error)]
+        if unread:  # what a prune took since the equivalent was there is no problem of its own
+            found = unread + [problem for problem in found or lost if problem.seq not in listing.gone]
         return found or lost, lost
 
     def _is_whole_without_damaged_bases(self, seq: int, listing: Listing) -> bool:
@@ -333,17 +348,11 @@ def _problem(seq: int, key: str, error: CheckpointError) -> Problem:
     """What an error says of an object. A store that does not answer says nothing: then the error itself goes on."""
     if isinstance(error, StorageError) and error.retryable:
         raise error
-    named = getattr(error, "key", "") or _key_in(error) or key
+    named = key_of(error) or key
     parsed = layout.parse_key(named)
     if isinstance(error, NotFoundError) and parsed is not None and parsed.what == "manifest":
         return Problem(seq, named, _LOST)
-    return Problem(seq, named, str(error))
-
-
-def _key_in(error: CheckpointError) -> str:
-    """The object of a newer version, by which the error begins."""
-    first = str(error).partition(" ")[0] if isinstance(error, FormatError) else ""
-    return first if layout.parse_key(first) is not None else ""
+    return Problem(seq, named, str(error), isinstance(error, FormatError))
 
 
 def check_repository(repository: Repository, *, deep: bool, progress: Progress | None = None) -> CheckReport:

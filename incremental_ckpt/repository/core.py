@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from incremental_ckpt.format.manifest import Manifest, RankManifest, RankRef, Wa
 from incremental_ckpt.format.markers import Resume
 from incremental_ckpt.format.sealed import digest_of
 from incremental_ckpt.model import CheckpointInfo
+from incremental_ckpt.repository.chain import Link, Reading, walk
 from incremental_ckpt.repository.check import CheckReport, check_repository
 from incremental_ckpt.repository.lineage import read_resume_markers, whole_ancestors, write_resume_marker
 from incremental_ckpt.repository.listing import Listing, check_size, list_checkpoints
@@ -32,19 +32,6 @@ log = logging.getLogger("incremental_ckpt")
 _LISTING_RETRIES = 12
 _KNOWN_MANIFESTS = 4096
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Link:
-    """One checkpoint of a chain.
-
-    Attributes:
-        manifest: of the checkpoint itself: its state is read from here.
-        tables: the manifest that its tables are read from: the same, or that of an equivalent base.
-    """
-
-    manifest: Manifest
-    tables: Manifest
 
 
 class Repository:
@@ -180,7 +167,7 @@ class Repository:
 
     def chain(self, seq: int | None = None) -> list[CheckpointInfo]:
         """What a resume of ``seq`` (None: the newest) replays: a base first, ``seq`` last."""
-        return [link.manifest.info() for link in self.links(self.resolve(seq))]
+        return self.read_along(lambda links: [link.manifest.info() for link in links], seq)
 
     def resolve(self, seq: int | None) -> int:
         """``seq`` if it is visible, the newest for None.
@@ -203,29 +190,30 @@ class Repository:
         return seq
 
     def links(self, seq: int, listing: Listing | None = None) -> list[Link]:
-        """The chain of a checkpoint, each manifest verified against the digest that its child names.
+        """The chain of a checkpoint, base first, each manifest verified against the digest that its child names.
 
         Raises:
-            CorruptionError: a manifest is damaged, missing or not the one that the child names.
+            CorruptionError: a manifest is damaged or not the one that the child names; that of an equivalent base too,
+                which ``read_along`` passes over.
+            FormatError: one is of a newer version.
+            NotFoundError: one is missing.
         """
         bases = (listing or self.listing()).bases
-        links: list[Link] = []
-        manifest = self.manifest(seq)
-        while True:
-            equivalent = self.equivalent(manifest) if manifest.seq in bases else None
-            links.append(Link(manifest, equivalent or manifest))
-            if equivalent is not None or manifest.kind == "base":
-                return links[::-1]
-            assert manifest.parent is not None, "a delta has a parent: Manifest.from_bytes checks it"
-            parent = self.manifest(manifest.parent.seq)
-            if parent.digest != manifest.parent.digest:
-                raise CorruptionError(
-                    f"seq {manifest.seq} was saved on another checkpoint than the seq {parent.seq} that "
-                    f"{self.store.url} holds "
-                    "(objects of two runs are mixed). Restore the parent from a copy, or resume an ancestor",
-                    key=layout.manifest_key(parent.seq), expected=manifest.parent.digest, found=parent.digest,
-                )  # fmt: skip
-            manifest = parent
+        return [*walk(self, self.manifest(seq), bases)][::-1]
+
+    def read_along(self, read: Callable[..., T], *seqs: int | None) -> T:
+        """``read`` of the chains of some checkpoints (None: the newest), a list of links each, base first.
+
+        An equivalent base that is damaged or of a newer version is passed over with a warning, for the chain that it
+        stands for, as a resume does; ``read`` is then called again. So it is where an object is missed that a prune or
+        a compaction may have taken.
+
+        Raises:
+            NotFoundError: no such checkpoint, or ``read`` says so and names no object.
+            CorruptionError: something that is needed is damaged or missing.
+            FormatError: it is of a newer version, or the equivalent base is and the chain is not whole.
+        """
+        return Reading(self, seqs).run(read)
 
     def equivalent(self, manifest: Manifest) -> Manifest | None:
         """The equivalent base of a checkpoint, if there is one. Raises CorruptionError where it is damaged."""
@@ -356,9 +344,7 @@ class Repository:
             TypeError, ValueError: an argument is not what it should be.
         """
         an(slice, "rows", rows, "a slice, such as slice(0, 100)")
-        return self.retried(
-            lambda: read_table(self, self.links(self.resolve(seq)), name, rows, field), on_missing_checkpoint=False
-        )
+        return self.read_along(lambda links: read_table(self, links, name, rows, field), seq)
 
     def check(self, *, deep: bool = False) -> CheckReport:
         """Prove what is here: everything named exists with its size and digest, every chain reaches a base, all rows

@@ -19,7 +19,8 @@ from incremental_ckpt.format.rowset import decode_rows
 from incremental_ckpt.model import DTYPE_BYTES, Field, Shard
 
 if TYPE_CHECKING:
-    from incremental_ckpt.repository.core import Link, Repository
+    from incremental_ckpt.repository.chain import Link
+    from incremental_ckpt.repository.core import Repository
 
 _BELIEVED_BYTES = 64 << 20
 """A field of a table up to this size is not asked whether its bytes exist."""

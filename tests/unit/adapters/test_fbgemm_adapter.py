@@ -309,6 +309,7 @@ def test_a_load_state_dict_marks_everything() -> None:
     module = tbe()
     watched = Watched(nn.Sequential(module))
     module.load_state_dict(tbe(seed=9).state_dict())
+    watched.adapter.tables()
     assert watched.whole == {0, 1, 2}
 
 

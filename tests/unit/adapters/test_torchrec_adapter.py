@@ -234,6 +234,7 @@ def test_a_load_state_dict_marks_everything() -> None:
     model, optimizers = dlrm(1)
     watched = Watched(model, optimizers)
     model.load_state_dict(model.state_dict())
+    watched.adapter.tables()
     assert {0, 1, 2, 3} <= watched.whole
 
 
@@ -348,4 +349,5 @@ def test_fused_collections_used_bare_are_tracked() -> None:
     assert watched.adapter.state()["dense"] == {}
     watched.begin()
     bags.load_state_dict(bags.state_dict())
+    watched.adapter.tables()
     assert watched.whole == {0, 1, 2, 3}

@@ -269,7 +269,7 @@ def test_check_names_a_missing_pack_and_what_a_resume_will_do(ickpt: Ickpt, plac
     assert "copy of the store" in answer.out
     found = ickpt("check", place, "--json")
     assert found.code == 5
-    assert found.json["problems"] == [{"seq": 3, "key": key, "what": "missing"}]
+    assert found.json["problems"] == [{"seq": 3, "key": key, "what": "missing", "newer": False}]
     assert (found.json["ok"], found.json["restorable"], found.json["damaged"]) == (False, [1, 2], [3, 4])
     assert found.json["resumes"] == 2
 
