@@ -21,7 +21,9 @@ PROFILED_STEPS = 20
 
 _MEMORY = 1024  # steps: older ones weigh less than 1/e
 _NEAR = 32  # likewise, of the steps that those beside a save are compared with: a machine's speed drifts
-_PAUSE = 100  # times the mean: no step but an evaluation, a debugger, a suspended machine
+_PAUSE = 100  # times the mean: no step or stall but an evaluation, a debugger, a suspended machine
+_PAUSES = 3  # that are believed, one shortly after the other; more of them, and steps have become that long
+_PAUSES_KEPT = 0.9  # how much of them still counts after each step that was none
 _UNSEEN = (
     2.0  # tracking costs a step about twice what the marks take: there are hooks around them, and cold caches after
 )
@@ -76,10 +78,12 @@ class CostMeter:
     def __init__(self) -> None:
         self._undisturbed = _Mean()
         self._tracking = _Mean()
+        self._calls = _Mean()
         self._near = _Mean()
         self._while_this_save = _Mean()
         self._saves: deque[_Beside] = deque(maxlen=_SAVES)
         self._steps_seen = 0
+        self._pauses = 0.0
         self._trained = 0.0
         self._stall = self._persist = self._slowdown = self._per_save = 0.0
         self._measured_a_save = False
@@ -103,8 +107,7 @@ class CostMeter:
         self._steps_seen += 1
         if self._steps_seen <= WARM_UP_STEPS:
             return
-        known = self._undisturbed.step
-        if known and seconds > _PAUSE * known:
+        if self._is_pause(seconds):
             return
         if persisting:
             self._while_this_save.add(seconds)
@@ -113,13 +116,31 @@ class CostMeter:
             self._near.add(seconds, memory=_NEAR)
             self._tracking.add(tracking, memory=_MEMORY)
 
+    def _is_pause(self, seconds: float) -> bool:
+        known = self._undisturbed.step
+        if not known or seconds <= _PAUSE * known:
+            self._pauses *= _PAUSES_KEPT
+            return False
+        self._pauses += 1
+        if self._pauses <= _PAUSES:
+            return True
+        # What was measured were no steps: batches skipped, or those of another machine.
+        self._undisturbed, self._near, self._tracking = _Mean(), _Mean(), _Mean()
+        self._pauses = 0.0
+        return False
+
+    def called(self, seconds: float) -> None:
+        """The checkpointer kept the training thread for so long at a step at which it did not save."""
+        self._calls.add(seconds, memory=_MEMORY)
+
     def stalled(self, seconds: float) -> None:
-        """The checkpointer kept the training thread for so long without saving (a meeting, a wait)."""
+        """It kept it for so long, and no save came of it."""
         self._stall += seconds
 
     def saved(self, seconds: float) -> None:
         """A save was handed over after so long on the training thread: an interval begins."""
-        self._stall = seconds
+        usual = self._per_save if self._measured_a_save else 0.0
+        self._stall = min(seconds, _PAUSE * usual) if usual else seconds
         self._persist = self._slowdown = self._trained = 0.0
         self._while_this_save = _Mean()
         self._in_flight = True
@@ -145,9 +166,10 @@ class CostMeter:
         seen = self._steps_seen - WARM_UP_STEPS
         if not self._undisturbed.step or not (self._measured_a_save or self._in_flight or seen >= PROFILED_STEPS):
             return None
+        unasked = _UNSEEN * self._tracking.step + self._calls.step
         return Costs(
             self._undisturbed.step, self._stall, self._persist, self._slowdown, self._per_save,
-            durable=not self._in_flight, tracking=_UNSEEN * self._tracking.step / self._undisturbed.step,
+            durable=not self._in_flight, tracking=unasked / self._undisturbed.step,
         )  # fmt: skip
 
     @property
@@ -172,7 +194,7 @@ class CostMeter:
             step_seconds, steps, tracking, persist = (_duration(state[name]) for name in names)
             per_save = None if state["per_save"] is None else _duration(state["per_save"])
             saves = [_Beside(_duration(seconds), _finite(extra)) for seconds, extra in state["saves"]]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return
         self._undisturbed = _Mean(step_seconds, steps)
         self._tracking = _Mean(tracking, steps)

@@ -188,13 +188,36 @@ def state_objects(state: Mapping[str, Any]) -> dict[str, Any]:
         TypeError: no mapping of names, or one of them lacks ``state_dict()`` or ``load_state_dict()``.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"state takes objects by name, as in state={{'reader': reader}}, not {state!r}")
+        raise TypeError(f"state takes objects by name, as in state={{'reader': reader}}, not {type(state).__name__}")
     for name, thing in state.items():
         if not isinstance(name, str):
             raise TypeError(f"state takes objects by name: {name!r} is not a string")
-        for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(thing, method, None)):
-                raise TypeError(
-                    f"state[{name!r}] ({type(thing).__name__}) has no {method}(): give an object that has both"
-                )
+        with_state(f"state[{name!r}]", thing)
     return dict(state)
+
+
+def with_state(name: str, thing: object, also: Sequence[str] = ()) -> None:
+    """
+    Args:
+        also: methods that it is to have besides ``state_dict()`` and ``load_state_dict()``.
+
+    Raises:
+        TypeError: it lacks one, or is a class instead of an object.
+    """
+    methods = (*also, "state_dict", "load_state_dict")
+    *others, last = (f"{method}()" for method in methods)
+    if isinstance(thing, type):
+        raise TypeError(f"{name} takes an object with {', '.join(others)} and {last}, not the class {thing.__name__}")
+    missing = [f"{method}()" for method in methods if not callable(getattr(thing, method, None))]
+    if not missing:
+        return
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(thing).__mro__}
+    instead = (
+        ": give torchdata's StatefulDataLoader (torchdata.stateful_dataloader), which takes the same arguments"
+        if "torch.utils.data.dataloader.DataLoader" in kinds
+        else ""
+    )
+    raise TypeError(
+        f"{name} takes an object with {', '.join(others)} and {last}; a {type(thing).__name__} has no "
+        f"{' and no '.join(missing)}{instead}"
+    )

@@ -150,7 +150,7 @@ class Checkpointer:
             policies, busy, clock,
             alone=self._ranks.world_size == 1, grace=settings.grace_seconds or None,
         )  # fmt: skip
-        self._preemption = Preemption(settings.grace_seconds, clock)
+        self._preemption = Preemption(settings.grace_seconds, clock, self._lost)
         self._lock = threading.RLock()
         self._closed = False
         self._process = os.getpid()
@@ -229,10 +229,12 @@ class Checkpointer:
             SaveError, ConflictError: the save before failed (this call then saves nothing), or this one could not
                 begin.
             SystemExit: after SIGTERM, once the last save is durable (see Settings.grace_seconds).
+            ValueError: saves are for every epoch, and none is given.
         """
         self._open()
         step = arguments.whole("step", step)
         arguments.no_mistake(loss, metrics)
+        self._schedule.check_epoch(epoch)
         self._preemption.listen()
         with self._schedule.boundary(lambda: self._saver.busy):
             self._take_in_events()
@@ -319,6 +321,11 @@ class Checkpointer:
     def _agree(self, call: Call, step: int, epoch: int | None) -> None:
         self._schedule.agreed(call, step, epoch)
         if call.go == "skip":
+            if self._ranks.rank == 0:
+                log.info(
+                    "the save of step %d is skipped, since the one before is not durable yet (%d in a row)",
+                    step, self._schedule.skipped,
+                )  # fmt: skip
             self._emit([SkipEvent(step, self._schedule.skipped)])
 
     def _end(self, handle: SaveHandle) -> None:
@@ -369,11 +376,10 @@ class Checkpointer:
             return
         self._closed = True
         atexit.unregister(self.close)
-        if self._ranks.rank == 0 and (step := self._schedule.deferred_since) is not None:
+        if self._ranks.rank == 0 and (left_out := self._schedule.left_out):
             log.warning(
-                "a save was due at step %d, was put off while the one before was not durable, and is not made any "
-                "more: call save_checkpoint(step) before the end to keep the last steps",
-                step,
+                "%s, and is not made any more: call save_checkpoint(step) before the end to keep the last steps",
+                left_out,
             )
         try:
             self._saver.close(self._settings.drain_timeout)
@@ -399,6 +405,10 @@ class Checkpointer:
             self._close()
         except CheckpointError as failure:
             error.add_note(f"incremental_ckpt: the last save failed as well: {failure}")
+
+    def _lost(self) -> str:
+        step = self._saver.durable_step
+        return "nothing is saved since this process began" if step is None else f"nothing is saved since step {step}"
 
     def _extra_state(self) -> dict[str, Any]:
         state = {USER: {name: thing.state_dict() for name, thing in self._user_state.items()}, RNG: capture_rng()}

@@ -96,7 +96,7 @@ class IntervalEvent:
         stall_seconds, persist_seconds: of the last save.
         slowdown_seconds: what steps took longer, in sum, while it was persisted; like the next one an estimate that is
             rather too large.
-        tracking_seconds: of a step, marking rows and what comes with it.
+        tracking_seconds: of a step, marking rows and looking whether to save.
     """
 
     step: int

@@ -82,7 +82,7 @@ class Late:
 
     def __str__(self) -> str:
         reasons = [
-            f"deferred by {self.deferred_steps} steps" if self.deferred_steps else "",
+            f"deferred by {self.deferred_steps} step{'s' * (self.deferred_steps != 1)}" if self.deferred_steps else "",
             f"training waited {self.waited_seconds:.2f} s for the save before" if self.waited_seconds else "",
             f"{self.skipped} skipped before" if self.skipped else "",
         ]

@@ -31,7 +31,7 @@ class Costs:
         slowdown: what training steps took longer meanwhile, in sum.
         per_save: stall and slowdown, averaged over the last saves.
         durable: whether the last save has ended.
-        tracking: marking the rows that change, as a share of a step.
+        tracking: marking the rows that change and looking whether to save, as a share of a step.
     """
 
     step: float
@@ -298,27 +298,30 @@ class KeepLast:
 class KeepBest:
     """The ``count`` best by a metric (``loss``: the loss, where no metric has that name); of equal ones the newer.
 
-    Checkpoints without it, or where it is not a number, are none of the best; where no checkpoint has it, all are kept:
+    Without a mode the best loss is the least, the best of any other metric the greatest.
+
+    Checkpoints without it, or where it is not a number, are none of the best; where all are like that, all are kept:
     its name may be misspelt.
     """
 
     count: int
     metric: str
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] | None = None
 
     def __post_init__(self) -> None:
         _check_count("KeepBest", "number of checkpoints", self.count)
         if not isinstance(self.metric, str) or not self.metric:
             raise TypeError(f"KeepBest takes the name of a metric, such as 'auc', not {self.metric!r}")
-        if self.mode not in ("max", "min"):
+        if self.mode not in ("max", "min", None):
             raise ValueError(f"KeepBest takes the mode 'max' or 'min', not {self.mode!r}")
 
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
-        sign = 1.0 if self.mode == "max" else -1.0
+        least = self.mode == "min" or (self.mode is None and self.metric == "loss")
+        sign = -1.0 if least else 1.0
         values = {info.seq: self._value(info) for info in checkpoints}
-        if not any(value is not None for value in values.values()):
-            return frozenset(values)
         ranked = sorted((sign * v, seq) for seq, v in values.items() if v is not None and v == v)
+        if not ranked:
+            return frozenset(values)
         return frozenset(seq for _, seq in ranked[-self.count :])
 
     def _value(self, info: CheckpointInfo) -> float | None:

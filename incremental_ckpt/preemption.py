@@ -6,6 +6,7 @@ It must not know what a save is. A process whose loop does not come by in time e
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -14,7 +15,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+log = logging.getLogger("incremental_ckpt")
+
 EXIT_CODE = 128 + signal.SIGTERM
+_TELL_SECONDS = 1.0
 
 
 class Preemption:
@@ -22,11 +26,18 @@ class Preemption:
 
     Args:
         grace_seconds: between the signal and the end of the process, whatever it is doing; 0: do not listen.
+        lost: says what is lost where the process ends before its loop has come by; asked from another thread.
     """
 
-    def __init__(self, grace_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        grace_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        lost: Callable[[], str] = lambda: "the steps since the last save are lost",
+    ) -> None:
         self._grace_seconds = grace_seconds
         self._clock = clock
+        self._lost = lost
         self._before: Any = None
         self._listens = False
         self._arrived_at: float | None = None
@@ -94,10 +105,29 @@ class Preemption:
         signal.signal(signal.SIGTERM, self._before)
         self._listens = False
         self._arrived_at = self._clock()
-        self._deadline = threading.Timer(self._grace_seconds, _end)
+        self._deadline = threading.Timer(self._grace_seconds, self._end)
         self._deadline.daemon = True
         self._deadline.start()
+        # The code that the signal has interrupted may hold the locks of the log.
+        with contextlib.suppress(RuntimeError):  # no thread can be had: the last save matters more than this line
+            threading.Thread(target=self._tell_arrival, daemon=True).start()
 
+    def _tell_arrival(self) -> None:
+        log.warning(
+            "SIGTERM: the next step() saves, then the process ends; without one it ends in %g s "
+            "(Settings.grace_seconds)",
+            self._grace_seconds,
+        )
 
-def _end() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+    def _tell_end(self) -> None:
+        log.error(
+            "SIGTERM: the grace period of %g s is over and the process ends; %s", self._grace_seconds, self._lost()
+        )
+
+    def _end(self) -> None:
+        try:
+            telling = threading.Thread(target=self._tell_end, daemon=True)
+            telling.start()
+            telling.join(_TELL_SECONDS)  # a log that does not answer must not keep the process alive
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Generic, Protocol, TypeVar
 
-from incremental_ckpt.arguments import whole
+from incremental_ckpt.arguments import whole, with_state
 from incremental_ckpt.surroundings import capture_rng, restore_rng
 
 T_co = TypeVar("T_co", covariant=True)
@@ -54,9 +54,7 @@ class PairedReader(Generic[Batch]):
     """
 
     def __init__(self, reader: StatefulReader[Batch], *, ahead: int = 16) -> None:
-        for method in ("__iter__", "state_dict", "load_state_dict"):
-            if isinstance(reader, type) or not callable(getattr(reader, method, None)):
-                raise TypeError(f"reader takes an object with {method}(), which {reader!r} lacks")
+        with_state("reader", reader, also=("__iter__",))
         if whole("ahead", ahead) < 1:
             raise ValueError(f"ahead must be at least 1, not {ahead}")
         self._reader = reader

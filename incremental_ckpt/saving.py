@@ -107,6 +107,7 @@ class Saver:
         self._told: Report | None = None
         self._parent_shards: tuple[Shard, ...] = ()
         self._last_step: int | None = None
+        self._durable_step: int | None = None
         self._told_of_whole_tables = False
 
     def restart(self) -> None:
@@ -131,6 +132,12 @@ class Saver:
     @property
     def busy(self) -> bool:
         return self._flight is not None and not self._flight.handle.done()
+
+    @property
+    def durable_step(self) -> int | None:
+        """The step of the last save that is durable, if there is one; any thread may ask."""
+        flight = self._flight
+        return self._durable_step if flight is None or flight.handle._info is None else flight.attempt.step
 
     def events(self) -> list[Event]:
         """What has happened since the last call."""
@@ -220,6 +227,8 @@ class Saver:
             self.call = replace(self.call, next_meeting=facts.step + 1)
         if self.call.go != "save":
             return None
+        if self.call.last and self._rank == 0:
+            log.warning("SIGTERM: saving step %d, the last save before the process ends", facts.step)
         if (told := first_error(reports, self._rank)) is not None:
             text = f"save of step {facts.step} failed before anything was written: {failure or told}"
             if isinstance(failure, SaveError) or not isinstance(failure, CheckpointError | None):
@@ -333,6 +342,8 @@ class Saver:
         if not flight.handle.done():
             self._end_waiting(flight, outcome, committed=committed)
         self._tracker.tell_first_touches(None)
+        if committed:
+            self._durable_step = flight.attempt.step
         if committed and flight.attempt.kind == "base":
             self._parent_shards = flight.shards
         # Interrupted from here on, the marks are still frozen and nothing is in flight: the next save gives them back.

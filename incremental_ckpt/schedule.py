@@ -18,7 +18,7 @@ from incremental_ckpt.adaptive import CostMeter
 from incremental_ckpt.events import Event, FailureEvent, IntervalEvent, SaveEvent
 from incremental_ckpt.flight import Late
 from incremental_ckpt.model import Mark
-from incremental_ckpt.policy import Adaptive, BusyPolicy, Foresees, Moment, When, any_due
+from incremental_ckpt.policy import Adaptive, BusyPolicy, EveryEpoch, Foresees, Moment, When, any_due
 from incremental_ckpt.saving import Call
 
 log = logging.getLogger("incremental_ckpt")
@@ -67,6 +67,7 @@ class Schedule:
         self._marked_seconds = 0.0
         self._saved_within = False
         self._told_steps = 0
+        self._epochs_told = False
 
     def timed(self, mark: Mark) -> Mark:
         """The same, measured if a policy goes by what it costs."""
@@ -80,6 +81,17 @@ class Schedule:
             self._marked_seconds += clock() - begun
 
         return timed_mark
+
+    def check_epoch(self, epoch: int | None) -> None:
+        """Raises ValueError where no save can ever happen because no step tells its epoch; warns once where some
+        cannot."""
+        if epoch is not None or self._epochs_told or not any(isinstance(w, EveryEpoch) for w in self._when):
+            return
+        told = "EveryEpoch() saves where the epoch changes, and step() was given none: step(..., epoch=epoch)"
+        if len(self._when) == 1:
+            raise ValueError(told)
+        log.warning("%s", told)
+        self._epochs_told = True
 
     @property
     def waits(self) -> bool:
@@ -102,14 +114,17 @@ class Schedule:
             return
         entered = self._clock()
         if self._left is not None:
-            self._meter.trained(entered - self._left[0], persisting=self._left[1], tracking=self._marked_seconds)
+            self._meter.trained(
+                max(0.0, entered - self._left[0]), persisting=self._left[1], tracking=self._marked_seconds
+            )
         self._marked_seconds = 0.0
-        self._saved_within = False
+        self._saved_within, spend = False, self._meter.stalled
         try:
             yield
+            spend = self._meter.called
         finally:
             left = self._clock()
-            (self._meter.saved if self._saved_within else self._meter.stalled)(left - entered)
+            (self._meter.saved if self._saved_within else spend)(max(0.0, left - entered))
             self._left = (left, busy())
 
     def learn(self, event: Event) -> IntervalEvent | None:
@@ -187,14 +202,18 @@ class Schedule:
         return Late(deferred, waited_seconds, self._skipped)
 
     @property
-    def deferred_since(self) -> int | None:
-        """The step at which a save was due that is still put off."""
-        return self._first_deferred
-
-    @property
     def skipped(self) -> int:
         """Saves left out since the last one."""
         return self._skipped
+
+    @property
+    def left_out(self) -> str:
+        """Of the save that was due last, where it was not made: which it is and why; else nothing."""
+        if self._first_deferred is not None:
+            return f"a save was due at step {self._first_deferred}, was put off while the one before was not durable"
+        if self._skipped:
+            return f"a save was due at step {self._last_step}, was skipped since the one before was not durable"
+        return ""
 
     def passed(self, step: int, epoch: int | None) -> None:
         """A save has happened, or one that was due is skipped."""

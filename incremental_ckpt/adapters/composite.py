@@ -49,6 +49,7 @@ class CompositeAdapter:
         self._fields: Mapping[str, Sequence[Field]] = {}
         self._tables: Sequence[Table] = ()
         self._found = discover(model, optimizer)
+        self._absent_as_built = frozenset(self._found.dense.absent())
         self.begin()
         self._warn_of_optimizers_that_do_not_fit()
 
@@ -70,6 +71,7 @@ class CompositeAdapter:
     def begin(self) -> None:
         self._forms, self._absent = self._found.dense.forms(), self._found.dense.absent()
         self._dtypes = {table.shard.table: table.shard.dtype for table in self.tables()}
+        self._trained = self._found.optimizers.members_of(parameter_names(self._model))
 
     def unwatch(self) -> None:
         for source in self._found.sources:
@@ -83,7 +85,8 @@ class CompositeAdapter:
 
         Raises:
             SaveError: rows were updated in backward and the dense optimizer has not stepped since; or the model has
-                other parameters or buffers than when the adapter was made, or they have another shape or dtype.
+                other parameters or buffers than when the adapter was made, or they have another shape or dtype; or an
+                optimizer goes on with parameters that the model has exchanged.
         """
         if self._updated_in_backward and self._has_dense_optimizer():
             raise SaveError(
@@ -92,7 +95,9 @@ class CompositeAdapter:
             )
         dense = self._found.dense.state()
         self._check_that_a_resume_finds_the_same(dense)
-        self._found.optimizers.names = parameter_names(self._model)
+        names = self._found.optimizers.names = parameter_names(self._model)
+        if self._strict:
+            self._check_that_optimizers_train_the_model(names)
         return {
             "dense": dense,
             "optimizer": self._found.optimizers.state(self._rows_of()),
@@ -108,7 +113,7 @@ class CompositeAdapter:
         self._found.optimizers.names = parameter_names(self._model)
         found = [
             *(difference for source in self._found.sources for difference in source.differences(saved)),
-            *self._found.dense.differences(state["dense"]),
+            *self._found.dense.differences(state["dense"], self._absent_as_built),
             *self._found.optimizers.differences(state["optimizer"], _restored(fields, state)),
         ]
         for source, counters in zip(self._found.fused, self._counters_of(state["fused"]), strict=True):
@@ -124,7 +129,7 @@ class CompositeAdapter:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._found.optimizers.names = parameter_names(self._model)
-        self._found.dense.load(state["dense"])
+        self._found.dense.load(state["dense"], self._absent_as_built)
         self._found.optimizers.load(state["optimizer"], _restored(self._fields, state))
         for source, counters in zip(self._found.fused, self._counters_of(state["fused"]), strict=True):
             if counters is not None:
@@ -142,7 +147,7 @@ class CompositeAdapter:
         tables = {t.shard.table for t in self._tables if t.shard.dtype != self._dtypes.get(t.shard.table)}
         found = [
             ("were added", dense.keys() - then.keys() - self._absent if self._strict else set()),
-            ("were removed", then.keys() - dense.keys() if self._strict else set()),
+            ("were removed", then.keys() - dense.keys() - self._absent_as_built if self._strict else set()),
             ("have another shape", {n for n, form in kept.items() if dense[n].shape != form.shape}),
             ("have another dtype", {n for n, form in kept.items() if dense[n].dtype != form.dtype} | tables),
         ]
@@ -152,6 +157,22 @@ class CompositeAdapter:
                 f"the model is not as it was when the Checkpointer was made or resumed: {'; '.join(told)}. A resume "
                 "begins with the model as it is built and would refuse this checkpoint. Make such changes before the "
                 "Checkpointer; after them, close this one and make a new one"
+            )
+
+    def _check_that_optimizers_train_the_model(self, names: Mapping[int, str]) -> None:
+        """Args: names: of the model's parameters now, by id."""
+        orphans = {
+            was
+            for leaf in self._found.optimizers.leaves
+            for parameter, _ in leaf.groups()
+            if id(parameter) not in names and (was := self._trained.get(leaf.name, {}).get(id(parameter))) is not None
+        }
+        if orphans:
+            raise SaveError(
+                f"{_named(orphans)} of the model are not what the optimizer trains any more: other parameters have "
+                "taken their place in the model (load_state_dict(assign=True), an assignment), and it goes on with the "
+                "old ones, so that a resume would refuse this checkpoint. Load without assign=True, or give the "
+                "optimizer the new parameters, with a new optimizer in a new Checkpointer at best"
             )
 
     def _warn_of_optimizers_that_do_not_fit(self) -> None:

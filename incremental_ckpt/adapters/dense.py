@@ -62,14 +62,20 @@ class DenseState:
             found[name] = views[id(tensor)]
         return found | extra
 
-    def differences(self, saved: Mapping[str, Any]) -> list[Difference]:
-        """How the model differs from ``saved``."""
+    def differences(self, saved: Mapping[str, Any], may_be_absent: Collection[str] = ()) -> list[Difference]:
+        """How the model differs from ``saved``.
+
+        Args:
+            may_be_absent: names of buffers that are None at first: where ``saved`` has none, it is from before they
+                were made.
+        """
         found, known = [], set()
         for name, tensor in self._tensors():
             known.add(name)
             value = saved.get(name)
             if name not in saved:
-                found.append(Difference(f"{name!r} of the model is not in the checkpoint"))
+                if name not in may_be_absent:
+                    found.append(Difference(f"{name!r} of the model is not in the checkpoint"))
             elif not isinstance(value, torch.Tensor):
                 found.append(Difference(f"{name!r} is a tensor in the model, none in the checkpoint", fatal=True))
             elif is_lazy(tensor):
@@ -96,8 +102,12 @@ class DenseState:
         found += [Difference(f"{n!r} of the checkpoint is not in the model") for n in saved if n not in known]
         return found
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Buffers that cannot hold what was saved (of another shape or dtype) are replaced: so was the run's own."""
+    def load(self, saved: Mapping[str, Any], may_be_absent: Collection[str] = ()) -> None:
+        """Buffers that cannot hold what was saved (of another shape or dtype) are replaced: so was the run's own.
+
+        Args:
+            may_be_absent: as for ``differences``; these are None again.
+        """
         others: dict[int, torch.Tensor] = {}
         for name, tensor in self._tensors():
             if name not in saved:
@@ -111,9 +121,11 @@ class DenseState:
                 "buffer %r is %s%s in the model and was %s in the run that is resumed: the run's takes its place",
                 name, _form(tensor), shared, _form(saved[name]),
             )  # fmt: skip
-        for _, module in walk(self._model, self._closed):
+        for prefix, module in walk(self._model, self._closed):
             for key, buffer in module._buffers.items():
-                module._buffers[key] = others.get(id(buffer), buffer)
+                name = join(prefix, key)
+                unmade = name in may_be_absent and name not in saved
+                module._buffers[key] = None if unmade else others.get(id(buffer), buffer)
         for name, module, key in self._absent_buffers():
             if isinstance(value := saved.get(name), torch.Tensor):
                 beside = next((t for t in (*module.parameters(), *module.buffers())), value)

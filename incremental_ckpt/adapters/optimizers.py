@@ -76,6 +76,10 @@ class Optimizers:
     def holding(self, parameter: torch.Tensor) -> list[Leaf]:
         return [leaf for leaf in self.leaves if leaf.holds(parameter)]
 
+    def members_of(self, names: Mapping[int, str]) -> dict[str, dict[int, str]]:
+        """By optimizer, those of ``names`` whose parameters it holds."""
+        return {leaf.name: {id(p): names[id(p)] for p, _ in leaf.groups() if id(p) in names} for leaf in self.leaves}
+
     def state(self, rows_of: RowsOf) -> dict[str, Any]:
         """By optimizer: ``state`` and ``param_groups`` as in torch, with names for parameters; ``rows`` names the
         per-row state of tables, which is not contained. Values alias live memory.

@@ -106,7 +106,7 @@ def _chain(chain: Sequence[ChainLink]) -> list[Column]:
 
     return [
         Column("seq", ["..." if link is None else str(link.seq) for link in shown]),
-        Column("step", ["" if link is None else str(link.step) for link in shown]),
+        Column("step", ["..." if link is None else str(link.step) for link in shown]),
         Column("kind", kinds, left=True, styles=style),
         Column("rows", ["" if link is None else f"{link.rows:,}" for link in shown]),
         Column("size", ["" if link is None else text.size(link.bytes) for link in shown]),
@@ -198,7 +198,10 @@ def show_prune(url: str, report: PruneReport) -> None:
         return
     out.prose(f"keeps    {text.ranges(plan.wanted) or 'none'}")
     if plan.needed:
-        out.prose(f"needs    {text.ranges(plan.needed)}: those are read from these (`ickpt compact` ends that)")
+        out.prose(
+            f"needs    {text.ranges(plan.needed)}: deltas among those above are read from these (`ickpt compact` of "
+            "the deltas ends that)"
+        )
     if plan.in_use:
         out.prose(
             f"in use   {text.ranges(plan.in_use)}: the newest, or what a job goes on from, and what that is read from"

@@ -10,19 +10,17 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
 from incremental_ckpt.cli import CODES, arguments, print_error
 from incremental_ckpt.cli.arguments import Verb, number_option, path_argument, verb
-from incremental_ckpt.errors import CorruptionError, NotFoundError, StorageError
+from incremental_ckpt.errors import NotFoundError, StorageError
 
 if TYPE_CHECKING:
     from incremental_ckpt.policy import Keep
-    from incremental_ckpt.repository import Repository
 
 _FORMATS = ("torch", "safetensors", "dcp")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kKMGT]i?)?B?")
@@ -71,9 +69,7 @@ def compact(url: str, seq: int | None, memory: str, shard: str, as_json: bool) -
 @arguments.url
 @number_option("--keep-last", "K", "Keep the K newest checkpoints.")
 @number_option("--keep-every", "STEPS", "Keep the first of every so many steps.")
-@click.option(
-    "--keep-best", metavar="METRIC:K[:min]", multiple=True, help="Keep the K best by a metric, or by loss:K:min."
-)
+@click.option("--keep-best", metavar="METRIC:K[:min]", multiple=True, help="Keep the K best by a metric, or by loss:K.")
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @arguments.as_json
 def prune(
@@ -83,10 +79,11 @@ def prune(
     policies = _policies(keep_last, keep_every, keep_best)
 
     def pruned() -> int:
-        from incremental_ckpt.cli import tables
+        from incremental_ckpt.cli import tables, text
         from incremental_ckpt.cli.places import open_repository
         from incremental_ckpt.cli.progress import moving
         from incremental_ckpt.pruning import prune
+        from incremental_ckpt.retention import unranked_metrics
 
         repository = open_repository(url, read_only=dry_run)
         with moving("pruning") as progress:
@@ -99,7 +96,8 @@ def prune(
             _print_json(facts | {"bytes": report.plan.bytes, "orphan_bytes": report.plan.orphan_bytes})
         else:
             tables.show_prune(url, report)
-            _say_which_metrics_are_unknown(repository, policies, report.plan.kept)
+            for line in unranked_metrics(repository, policies, report.plan.kept).values():
+                click.echo(f"note     {text.printable(line)}")
         if report.failures:
             more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
             print_error(f"not all could be deleted{more}, the next prune tries again: {report.failures[0]}")
@@ -303,23 +301,6 @@ def _part(shard: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _say_which_metrics_are_unknown(repository: Repository, policies: Sequence[Keep], kept: Sequence[int]) -> None:
-    """A metric that no checkpoint has keeps all: most often it is misspelt."""
-    from incremental_ckpt.cli import text
-    from incremental_ckpt.policy import KeepBest
-
-    names = {policy.metric for policy in policies if isinstance(policy, KeepBest)} - {"loss"}
-    if not names or not kept:
-        return
-    known: set[str] = set()
-    for seq in kept:
-        with suppress(CorruptionError, NotFoundError):  # the plan tells of those
-            known |= repository.manifest(seq).metrics.keys()
-    for name in sorted(names - known):
-        others = ", ".join(map(text.printable, sorted(known))) or "none"
-        click.echo(f"note     no checkpoint has the metric {text.printable(name)}, so all are kept (metrics: {others})")
-
-
 def _policies(last: int | None, every: int | None, best: Sequence[str]) -> list[Keep]:
     from incremental_ckpt.policy import KeepBest, KeepEvery, KeepLast
 
@@ -332,7 +313,8 @@ def _policies(last: int | None, every: int | None, best: Sequence[str]) -> list[
         match = re.fullmatch(r"(.+?):([1-9][0-9]{0,8})(?::(min|max))?", each)
         if match is None:
             raise click.UsageError(f"--keep-best must be METRIC:K or METRIC:K:min, not {each!r}")
-        found.append(KeepBest(int(match[2]), match[1], "min" if match[3] == "min" else "max"))
+        mode = cast("Literal['min', 'max'] | None", match[3])
+        found.append(KeepBest(int(match[2]), match[1], mode))
     if not found:
         raise click.UsageError("say what to keep: --keep-last K, --keep-every STEPS or --keep-best METRIC:K")
     return found

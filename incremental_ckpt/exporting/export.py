@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from incremental_ckpt.arguments import REPOSITORY, Progress, an, flag, path, progress_function, whole
 from incremental_ckpt.errors import CorruptionError, StorageError
-from incremental_ckpt.exporting.beside import hidden_folder
+from incremental_ckpt.exporting.beside import WRITTEN, hidden_folder, publish, sweep
 from incremental_ckpt.exporting.content import Content, gather
 from incremental_ckpt.repository import Link, Repository
 
@@ -69,7 +69,7 @@ def export(
     Raises:
         NotFoundError: no such checkpoint.
         CorruptionError: something of it is damaged; an equivalent base is passed over for the chain that it stands for.
-        StorageError: ``out`` exists, or cannot be written.
+        StorageError: ``out`` exists, if only by the time that it is written, or cannot be written.
         ValueError, TypeError: no such format, or an argument is not what it should be.
     """
     an(Repository, "repository", repository, REPOSITORY)
@@ -78,8 +78,9 @@ def export(
     progress = progress_function(progress)
     if format not in _WRITERS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
-    if place.exists() or place.is_symlink():
-        raise StorageError(f"{place} exists, and nothing is ever overwritten: nothing was touched. Give another name")
+    sweep(place)
+    if os.path.lexists(place):
+        raise _exists(place)
     wanted = repository.resolve(None if seq is None else whole("seq", seq))
     write = importlib.import_module(f"incremental_ckpt.exporting.{_WRITERS[format]}").write
 
@@ -98,17 +99,22 @@ def export(
 
 
 def _write_whole(content: Content, place: Path, write: Callable[[Content, Path], None]) -> int:
-    """Write to a name beside, and rename at the end."""
+    """Write beside, and give it its name at the end, unless something has that by then."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with hidden_folder(place) as folder:
-            written = folder / place.name
+            written = folder / WRITTEN
             write(content, written)
             size = sum(f.stat().st_size for f in (written, *written.rglob("*")) if f.is_file())
-            written.rename(place)
+            if not publish(folder, place):
+                raise _exists(place)
     except OSError as error:
         full = (
             " Free space, or choose another place." if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
         )
         raise StorageError(f"cannot write {place}: {error.strerror or error}.{full} Nothing is left of it") from error
     return size
+
+
+def _exists(place: Path) -> StorageError:
+    return StorageError(f"{place} exists, and nothing is ever overwritten: nothing was touched. Give another name")

@@ -33,6 +33,9 @@ def write(content: Content, out: Path) -> None:
     del model, whole
     try:
         torch.load(out, weights_only=True, mmap=True, map_location="cpu")
+    except UnicodeEncodeError as error:
+        text = "a folder's name is not UTF-8, and torch would not load from it: give another place or format"
+        raise OSError(errno.EILSEQ, text) from error
     except pickle.UnpicklingError as error:
         raise MismatchError(
             f"a torch file of this checkpoint could be loaded with pickle only ({error}). Export as 'safetensors', "

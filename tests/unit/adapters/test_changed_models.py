@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_oracle import Watched, assert_same
+from adapter_oracle import Watched, assert_same, restore, save
 from torch import nn
 from torch.nn.utils import parametrize
+from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from incremental_ckpt import Checkpointer, SaveError
 from incremental_ckpt.adapters import adapt
@@ -328,3 +329,128 @@ def test_a_buffer_that_the_run_has_replaced_takes_the_place_of_the_model_s_own(
         assert [r for r in caplog.records if "takes its place" in r.getMessage()]
         assert caplog.text.count("buffer 'later'") == 1
         assert re.search(words, caplog.text)
+
+
+def assign(module: nn.Module) -> None:
+    module.load_state_dict({name: value * 2 for name, value in module.state_dict().items()}, assign=True)
+
+
+def exchange(module: Any) -> None:
+    module.weight = nn.Parameter(module.weight.detach() * 2)
+
+
+ORPHANED: dict[str, tuple[Change, str]] = {
+    "an assigned state": (lambda run: assign(run.model), "'over.bias', 'over.weight', 'table.weight' of the model"),
+    "an assigned state of a layer": (lambda run: assign(run.model["over"]), "'over.bias', 'over.weight' of the model"),
+    "an assigned state of a table": (lambda run: assign(run.model["table"]), "'table.weight' of the model"),
+    "another parameter": (lambda run: exchange(run.model["over"]), "'over.weight' of the model"),
+    "another table": (lambda run: exchange(run.model["table"]), "'table.weight' of the model"),
+    "another layer": (lambda run: run.model.update({"over": nn.Linear(4, 1)}), "'over.bias', 'over.weight' of"),
+}
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(("change", "words"), ORPHANED.values(), ids=ORPHANED.keys())
+def test_parameters_that_the_optimizer_no_longer_trains_are_refused_by_name_until_it_is_given_them(
+    change: Change, words: str, keyed: bool, store_name: str
+) -> None:
+    run, again = Run(), Run(seed=9)
+    for each in (run, again) if keyed else ():
+        each.optimizer = KeyedOptimizerWrapper(
+            dict(each.model.named_parameters()), lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+        )
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:
+        run.step(1)
+        c.save_checkpoint(1).wait()
+        change(run)
+        for number in (2, 3):
+            with pytest.raises(SaveError, match=rf"^(.*: )?{words}.* are not what the optimizer trains any more"):
+                c.save_checkpoint(number)
+        run.optimizer.param_groups[0]["params"][:] = run.model.parameters()
+        run.step(4)
+        c.save_checkpoint(4).wait()
+    with Checkpointer(again.model, MemoryStore(store_name), optimizer=again.optimizer) as c:
+        assert c.resume_from_checkpoint() is not None
+    assert_same(again.copy(), run.copy())
+
+
+def swap(run: Run) -> None:
+    run.optimizer.zero_grad()
+    torch.utils.swap_tensors(run.model["table"].weight, nn.Parameter(run.rows * 2))
+
+
+def roll_back(run: Run) -> None:
+    adapter = adapt(run.model, run.optimizer)
+    restore(adapter, save(adapter))
+
+
+@pytest.mark.parametrize(
+    "change", [swap, roll_back, lambda run: run.model.to(torch.float64).to("cpu", torch.float32)],
+    ids=["tensors swapped", "a restore", "moved and converted"],
+)  # fmt: skip
+def test_parameters_that_keep_their_identity_are_still_what_the_optimizer_trains(change: Change) -> None:
+    run = Run()
+    adapter = adapt(run.model, run.optimizer)
+    run.step(1)
+    change(run)
+    saved = adapter.state()["optimizer"]["0"]
+    assert saved["param_groups"][0]["params"] == ["table.weight", "over.weight", "over.bias"]
+
+
+def test_a_state_assigned_before_the_checkpointer_is_made_can_be_saved_and_resumed(store_name: str) -> None:
+    copies = []
+    for resumed in (False, True):
+        run = Run()
+        assign(run.model)
+        run.optimizer = torch.optim.SGD(run.model.parameters(), lr=0.1)
+        with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:
+            assert (c.resume_from_checkpoint() is not None) == resumed
+            if not resumed:
+                run.step(1)
+                c.save_checkpoint(1).wait()
+        copies.append(run.copy())
+    assert_same(*copies)
+
+
+def test_an_optimizer_that_drops_a_frozen_parameter_trains_no_other_in_its_place(store_name: str) -> None:
+    """The run that is resumed can drop it too."""
+    for step in (1, 2):
+        run = Run()
+        with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:
+            run.optimizer.param_groups[0]["params"].pop()
+            assert (c.resume_from_checkpoint() is not None) == (step > 1)
+            c.save_checkpoint(step).wait()
+
+
+def test_exchanged_parameters_are_saved_where_a_resume_need_not_find_the_same() -> None:
+    run = Run()
+    adapter = adapt(run.model, run.optimizer, strict=False)
+    assign(run.model)
+    assert adapter.state()["dense"]["over.weight"].data_ptr() == run.model["over"].weight.data_ptr()
+
+
+def test_a_run_can_go_back_to_before_a_buffer_had_its_value(store_name: str) -> None:
+    run, again = Run(), Run(seed=9)
+    with Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c:
+        c.save_checkpoint(0).wait()
+        add_later(run)
+        c.save_checkpoint(1).wait()
+        assert c.resume_from_checkpoint(0) is not None
+        assert run.model.later is None
+        add_later(run)
+        c.save_checkpoint(2).wait()
+    with Checkpointer(again.model, MemoryStore(store_name), optimizer=again.optimizer) as c:
+        for step, later in ((2, [0.0, 1.0, 2.0]), (0, None), (1, [0.0, 1.0, 2.0])):
+            assert c.resume_from_checkpoint(step) is not None
+            assert (again.model.later if later is None else again.model.later.tolist()) == later
+        again.model.later = None
+        c.save_checkpoint(3).wait()  # a model as it is built has none either
+    with (
+        Checkpointer(run.model, MemoryStore(store_name), optimizer=run.optimizer) as c,
+        pytest.raises(MismatchError, match="'later' of"),
+    ):
+        c.resume_from_checkpoint()  # to this Checkpointer it is one that always had a value
+    built = Run(seed=8)
+    with Checkpointer(built.model, MemoryStore(store_name), optimizer=built.optimizer) as c:
+        assert c.resume_from_checkpoint() is not None
+    assert built.model.later is None

@@ -117,8 +117,11 @@ def test_a_prune_frees_what_its_dry_run_said(ickpt: Ickpt, place: Path) -> None:
 
 def test_a_prune_keeps_the_chain_and_says_why(ickpt: Ickpt, place: Path) -> None:
     lines = ickpt("prune", place, "--keep-last", 1).lines
-    assert lines[:2] == ["keeps    4", "needs    1-3: those are read from these (`ickpt compact` ends that)"]
-    assert lines[2] == "forgot   none"
+    assert lines[:3] == [
+        "keeps    4",
+        "needs    1-3: deltas among those above are read from these (`ickpt compact` of the deltas ends that)",
+        "forgot   none",
+    ]
 
 
 def test_a_prune_tells_what_is_in_use_from_what_is_needed(ickpt: Ickpt, place: Path) -> None:

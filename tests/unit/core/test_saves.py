@@ -337,8 +337,14 @@ class TestBusy:
         assert steps_in(store_name) == [1, 2]
 
     def test_a_step_that_is_not_due_reads_neither_loss_nor_metrics(self, run: Run, store: FaultStore) -> None:
+        class Unread:
+            def item(self) -> float:
+                raise AssertionError("read")
+
         with checkpointer(run, store, when=EverySteps(2)) as c:
-            assert c.step(1, loss="no number", metrics={"auc": "none"}) is None  # type: ignore[arg-type, dict-item]
+            assert c.step(1, loss=Unread(), metrics={"auc": Unread()}) is None  # type: ignore[arg-type, dict-item]
+            with pytest.raises(AssertionError, match="read"):
+                c.step(2, loss=Unread())  # type: ignore[arg-type]
 
 
 class TestInterrupts:

@@ -240,6 +240,63 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_what_failed(
         export(Repository(store), tmp_path / "out", "onnx")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_appears_during_an_export_is_not_overwritten(
+    format: Any, finished: tuple[MemoryStore, Run], tmp_path: Path
+) -> None:
+    out, seen = tmp_path / "out", list[int]()
+
+    def appear(done: int, _: int) -> None:
+        if not out.exists():
+            out.write_bytes(b"mine") if format == "torch" else out.mkdir()
+            seen.append(out.stat().st_ino)
+
+    with pytest.raises(StorageError, match="exists, and nothing is ever overwritten"):
+        export(Repository(finished[0]), out, format, progress=appear)
+    assert [out.stat().st_ino] == seen
+    assert out.read_bytes() == b"mine" if format == "torch" else list(out.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_of_two_exports_to_one_place_at_once_one_is_told_that_it_exists(
+    format: Any, finished: tuple[MemoryStore, Run], tmp_path: Path
+) -> None:
+    out, inner = tmp_path / "out", list[int]()
+
+    def meet(done: int, _: int) -> None:
+        if not inner:
+            inner.append(0)
+            inner[0] = export(Repository(finished[0]), out, format).bytes
+
+    with pytest.raises(StorageError, match="exists, and nothing is ever overwritten"):
+        export(Repository(finished[0]), out, format, progress=meet)
+    assert inner[0] == sum(f.stat().st_size for f in (out, *out.rglob("*")) if f.is_file()) > 0
+    assert list(tmp_path.iterdir()) == [out]
+
+
+NAMES = ["x" * 255, "\N{GREEK SMALL LETTER OMEGA}" * 127, "\udcff.pt", ".hidden", "a\nb", "-dash", "a.lock", "end. "]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", NAMES, ids=[ascii(name)[:10] for name in NAMES])
+def test_any_name_that_the_file_system_takes_will_do(
+    format: Any, name: str, finished: tuple[MemoryStore, Run], tmp_path: Path
+) -> None:
+    export(Repository(finished[0]), tmp_path / name, format)
+    assert [f.name for f in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_of_another_encoding_is_named_where_torch_writes(
+    finished: tuple[MemoryStore, Run], tmp_path: Path
+) -> None:
+    folder = tmp_path / "\udcff"
+    with pytest.raises(StorageError, match="a folder's name is not UTF-8"):
+        export(Repository(finished[0]), folder / "out", "torch")
+    assert list(folder.iterdir()) == []
+    export(Repository(finished[0]), folder / "out", "safetensors")
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return (os.system, ("false",))

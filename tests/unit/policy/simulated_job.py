@@ -21,7 +21,8 @@ _ROWS = torch.arange(3)
 @dataclass
 class Costs:
     """Seconds; slowdown: how much longer a step takes while a save is persisted, as a share; tracking: of each step;
-    drift: by what share steps get longer and shorter again, within ``drift_steps``, whatever is saved."""
+    call: of asking at each step; drift: by what share steps get longer and shorter again, within ``drift_steps``,
+    whatever is saved."""
 
     step: float = 0.075
     stall: float = 0.02
@@ -29,6 +30,7 @@ class Costs:
     slowdown: float = 0.04
     jitter: float = 0.0
     tracking: float = 0.0
+    call: float = 0.0
     drift: float = 0.0
     drift_steps: int = 1500
 
@@ -86,6 +88,7 @@ class SimulatedJob:
         self.now += self.costs.tracking
 
     def _boundary(self) -> None:
+        self.now += self.costs.call
         if self.durable_at is not None and self.now >= self.durable_at:
             self.durable_at = None
             event = FailureEvent(self.step, 1, OSError()) if self.fails else self._save_event()

@@ -155,6 +155,51 @@ class TestRun:
         job.run(500)
         assert job.spacing() == pytest.approx(usual, abs=1)
 
+    def test_steps_so_short_that_asking_takes_more_than_the_budget_are_saved_all_the_same(self) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(step=0.002, call=0.0002))
+        job.run(10_000)
+        assert job.saves[0] == 1 + WARM_UP_STEPS + PROFILED_STEPS
+        # (0.02 + 0.4 * 0.04 / 1.04) / (0.25 * 0.035 * 0.002)
+        assert job.spacing() == pytest.approx(2022, rel=0.1)
+
+    def test_asking_counts_as_overhead(self) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(call=0.001))
+        assert 0.5 * BUDGET < job.run(4000) <= BUDGET
+
+    def test_steps_that_were_none_at_first_are_forgotten(self) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(step=0.0005, slowdown=0.3, persist=1.0))
+        job.run(40)
+        job.costs.step = 0.1
+        assert job.run(4000) <= BUDGET
+
+    def test_every_second_step_skipped_is_no_reason_to_measure_none(self) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),), JobCosts(step=0.0005, persist=0.0))
+        job.run(40)
+        for number in range(400):
+            job.costs.step = 0.1 if number % 2 else 0.0005
+            job.run(1)
+        costs = job.schedule.state_dict()
+        assert costs["step_seconds"] / costs["steps"] == pytest.approx(0.05, rel=0.1)
+
+    def test_a_machine_suspended_in_a_save_does_not_put_off_the_next_for_a_day(self) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),))
+        job.run(1000)
+        usual = job.spacing()
+        known, job.costs.stall = len(job.saves), 3600.0
+        while len(job.saves) == known:
+            job.run(1)
+        job.costs.stall = 0.02
+        job.run(int(120 * usual))
+        assert len(job.saves) > known + 1
+
+    def test_a_clock_that_goes_back_measures_nothing_below_zero(self) -> None:
+        job = SimulatedJob((Adaptive(BUDGET),))
+        job.run(100)
+        job.now -= 50
+        job.run(2000)
+        assert job.intervals[-1].step_seconds > 0
+        assert job.run(2000) <= BUDGET
+
     def test_it_tells_what_it_measured_and_chose_where_that_changes(self) -> None:
         job = SimulatedJob((Adaptive(BUDGET),))
         job.run(2000)
@@ -187,6 +232,7 @@ class TestState:
         [
             {}, {"steps": "many"}, {"step_seconds": float("nan")}, {"step_seconds": -1.0}, {"saves": None},
             {"saves": [[1.0]]}, {"saves": [[-1.0, 0.1]]}, {"saves": [[1.0, math.inf]]}, {"per_save": "cheap"},
+            {"persist": 10**400},
         ],
     )  # fmt: skip
     def test_what_is_no_such_state_begins_with_a_profile(self, changed: dict[str, object]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from small_runs import Run
 
 from incremental_ckpt import Checkpointer, EverySteps, SaveEvent, SaveHandle, Settings, SkipEvent
+from incremental_ckpt.flight import Late
 from incremental_ckpt.storage import MemoryStore
 from incremental_ckpt.testing import FaultStore, Stall, on
 
@@ -50,6 +51,10 @@ def test_a_deferred_save_says_how_many_steps_late_it_is(store_name: str, caplog:
     assert not [r for r in caplog.messages if "saved step 8" in r and "deferred" in r]
 
 
+def test_lateness_is_told_of_one_step_and_of_several() -> None:
+    assert [str(Late(steps)) for steps in (0, 1, 2)] == ["", "deferred by 1 step", "deferred by 2 steps"]
+
+
 def test_a_save_that_is_still_deferred_at_the_end_is_told(store_name: str, caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
     store = FaultStore(MemoryStore(store_name))
@@ -68,8 +73,31 @@ def test_a_save_that_is_still_deferred_at_the_end_is_told(store_name: str, caplo
     assert not [r for r in caplog.messages if "a save was due" in r]
 
 
-def test_skipped_saves_are_counted_until_the_next_one(store_name: str) -> None:
-    events = train(store_name, "skip", 6)
+def test_a_save_that_is_skipped_at_the_end_is_told(store_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run()
+    store = FaultStore(MemoryStore(store_name))
+    stall = store.inject(Stall(on("put", "data/00000001*", at=1)))
+    with Checkpointer(
+        run.model, store, **run.arguments, when=EverySteps(2), busy="skip", settings=Settings(low_priority=False)
+    ) as checkpointer:
+        for step in range(1, 6):
+            run.train()
+            checkpointer.step(step)
+        assert stall.reached.wait(60)
+        threading.Timer(0.1, stall.release).start()
+    assert [r for r in caplog.messages if "a save was due at step 4, was skipped" in r and "save_checkpoint(step)" in r]
+    caplog.clear()
+    train(f"{store_name}-made", "skip", 6)
+    assert not [r for r in caplog.messages if "a save was due" in r]
+
+
+def test_skipped_saves_are_counted_until_the_next_one(store_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "incremental_ckpt"):
+        events = train(store_name, "skip", 6)
+    assert [r for r in caplog.messages if "skipped, since" in r] == [
+        "the save of step 4 is skipped, since the one before is not durable yet (1 in a row)",
+        "the save of step 6 is skipped, since the one before is not durable yet (2 in a row)",
+    ]
     assert [(e.step, e.skipped) for e in events if isinstance(e, SkipEvent)] == [(4, 1), (6, 2)]
     assert [(e.step, e.skipped) for e in saves_of(events)] == [(2, 0), (8, 2), (10, 0)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -64,6 +65,11 @@ def life(script: Callable[..., None], path: Path, *more: Any) -> None:
     script(path, *more)
 
 
+def told(path: Path) -> list[str]:
+    lines = "".join(p.read_text() for p in path.parent.glob(f"{path.name}.*.err")).splitlines()
+    return [line[line.index("SIGTERM: ") :] for line in lines if "SIGTERM: " in line]
+
+
 def run(forks: ForkServerContext, script: Callable[..., None], path: Path, *more: Any) -> int:
     process = forks.Process(target=life, args=(script, path, *more))
     process.start()
@@ -83,6 +89,11 @@ def ends_in_the_middle(path: Path) -> None:
 def test_the_last_step_is_saved_and_the_process_ends(forks: ForkServerContext, tmp_path: Path) -> None:
     assert run(forks, ends_in_the_middle, tmp_path / "store") == EXIT_CODE == 143
     assert steps_in(tmp_path / "store") == [5, 7]
+    assert sorted(told(tmp_path / "store")) == [
+        "SIGTERM: saving step 7, the last save before the process ends",
+        "SIGTERM: step 7 is saved as seq 2, and the process ends",
+        "SIGTERM: the next step() saves, then the process ends; without one it ends in 60 s (Settings.grace_seconds)",
+    ]
 
 
 def ends_while_a_save_is_slow(path: Path) -> None:
@@ -137,11 +148,39 @@ def is_stuck(path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait(TIMEOUT)
 
-    Loop(path, at, grace=0.2).train(5)
+    loop = Loop(path, at, grace=0.2)
+    loop.checkpointer.save_checkpoint(1).wait()
+    loop.train(5)
+
+
+def is_stuck_from_the_start(path: Path) -> None:
+    Loop(path, lambda step: None, grace=0.2).checkpointer.step(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(TIMEOUT)
+
+
+def test_a_run_that_has_saved_nothing_says_so_when_it_ends(forks: ForkServerContext, tmp_path: Path) -> None:
+    assert run(forks, is_stuck_from_the_start, tmp_path / "store") == -signal.SIGTERM
+    assert told(tmp_path / "store")[-1].endswith("; nothing is saved since this process began")
 
 
 def test_a_loop_that_does_not_come_by_ends_with_the_grace_period(forks: ForkServerContext, tmp_path: Path) -> None:
     assert run(forks, is_stuck, tmp_path / "store") == -signal.SIGTERM
+    *_, last = told(tmp_path / "store")
+    assert last == "SIGTERM: the grace period of 0.2 s is over and the process ends; nothing is saved since step 1"
+
+
+def is_stuck_in_its_log(path: Path) -> None:
+    class Blocked(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            threading.Event().wait(TIMEOUT)
+
+    logging.getLogger("incremental_ckpt").addHandler(Blocked())
+    is_stuck(path)
+
+
+def test_a_log_that_blocks_does_not_outlive_the_grace_period(forks: ForkServerContext, tmp_path: Path) -> None:
+    assert run(forks, is_stuck_in_its_log, tmp_path / "store") == -signal.SIGTERM
 
 
 def is_told_twice(path: Path) -> None:

@@ -8,9 +8,42 @@ from typing import Any
 import pytest
 import torch
 
+from incremental_ckpt.arguments import state_objects
 from incremental_ckpt.reading import PairedReader
 
 EPOCH = 5
+STATEFUL = "give torchdata's StatefulDataLoader"
+
+
+def test_a_data_loader_without_a_state_is_refused_in_favour_of_one_that_has_it() -> None:
+    loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(4)))
+    with pytest.raises(TypeError) as paired:
+        PairedReader(loader)
+    with pytest.raises(TypeError) as state:
+        state_objects({"reader": loader})
+    for error in (str(paired.value), str(state.value)):
+        assert "a DataLoader has no state_dict() and no load_state_dict()" in error
+        assert STATEFUL in error
+        assert " at 0x" not in error
+    assert str(state.value).startswith("state['reader'] takes an object with state_dict() and load_state_dict(); ")
+
+
+def test_another_reader_is_told_what_it_lacks_and_is_not_drawn() -> None:
+    class Half:
+        state_dict = dict
+
+        def __repr__(self) -> str:
+            raise AssertionError("it may be of any size")
+
+    half: Any = Half()
+    with pytest.raises(TypeError, match=r"a Half has no __iter__\(\) and no load_state_dict\(\)$"):
+        PairedReader(half)
+    with pytest.raises(TypeError, match=r"a Half has no load_state_dict\(\)$"):
+        state_objects({"half": half})
+    with pytest.raises(TypeError, match=r"^state takes objects by name, .* not Half$"):
+        state_objects(half)
+    with pytest.raises(TypeError, match="not the class Numbers"):
+        state_objects({"numbers": Numbers})
 
 
 class Numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,11 @@ from incremental_ckpt.testing import FaultStore, Stall, fail, on
 SETTINGS = Settings(low_priority=False)
 
 
-def train(store_name: str, keep: Any, steps: int, *injectors: Any, kind: Any = "one-shot") -> tuple[Run, list[Any]]:
+def train(
+    store_name: str, keep: Any, steps: int, *injectors: Any, kind: Any = "one-shot", auc: float | None = None
+) -> tuple[Run, list[Any]]:
     """Saves at every second step; the loss is the distance from step 6. Resumes first, if there is something."""
+    metrics = {} if auc is None else {"auc": auc}
     run, events = Run(), list[Any]()
     with Checkpointer(
         run.model, FaultStore(MemoryStore(store_name), *injectors), **run.arguments, when=EverySteps(2), kind=kind,
@@ -27,7 +31,7 @@ def train(store_name: str, keep: Any, steps: int, *injectors: Any, kind: Any = "
         done = progress.step if progress else 0
         for step in range(done + 1, done + steps + 1):
             run.train()
-            checkpointer.step(step, loss=abs(6.0 - step))
+            checkpointer.step(step, loss=abs(6.0 - step), metrics=metrics)
     return run, events
 
 
@@ -56,6 +60,29 @@ def test_what_is_kept_and_what_that_needs_stays_and_the_rest_goes(
     with Checkpointer(resumed.model, MemoryStore(store_name), **resumed.arguments) as checkpointer:
         checkpointer.resume_from_checkpoint()
         assert_same(resumed.copy(), run.copy())
+
+
+@pytest.mark.parametrize(
+    ("auc", "told"),
+    [
+        (0.7, "keep: no checkpoint has the metric AUC, so all are kept until one has it (metrics: auc)"),
+        (None, "keep: no checkpoint has the metric AUC, so all are kept until one has it (metrics: none)"),
+    ],
+)
+def test_a_metric_that_no_checkpoint_has_is_told_once_since_all_is_kept(
+    store_name: str, caplog: pytest.LogCaptureFixture, auc: float | None, told: str
+) -> None:
+    train(store_name, [KeepBest(1, "AUC"), KeepLast(2)], 8, kind="full", auc=auc)
+    assert steps_in(store_name) == [2, 4, 6, 8]
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [told]
+
+
+def test_a_metric_that_is_a_number_nowhere_is_told_and_one_that_ranks_is_not(
+    store_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(store_name, [KeepBest(1, "auc"), KeepBest(1, "loss", "min")], 4, kind="full", auc=float("nan"))
+    assert steps_in(store_name) == [2, 4]
+    assert caplog.messages == ["keep: the metric auc is a number in no checkpoint, so all are kept until it is in one"]
 
 
 def test_it_is_told_what_was_forgotten(store_name: str) -> None:

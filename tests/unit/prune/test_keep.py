@@ -35,11 +35,13 @@ def test_the_best_are_kept_and_the_newer_of_equal_ones() -> None:
 
 def test_where_no_checkpoint_has_the_metric_all_are_kept_since_its_name_may_be_misspelt() -> None:
     assert KeepBest(1, "acu").kept([info(1, 1, {"auc": 0.7}), info(2, 2, {"auc": 0.9})]) == {1, 2}
-    assert KeepBest(1, "acu").kept([info(1, 1, {"acu": nan}), info(2, 2, {"auc": 0.9})]) == frozenset()
+    assert KeepBest(1, "acu").kept([info(1, 1, {"acu": nan}), info(2, 2, {"auc": 0.9})]) == {1, 2}
 
 
 def test_the_loss_is_a_metric() -> None:
-    assert KeepBest(1, "loss", "min").kept([info(1, 1, loss=0.5), info(2, 2, loss=0.4), info(3, 3)]) == {2}
+    losses = [info(1, 1, loss=0.5), info(2, 2, loss=0.4), info(3, 3)]
+    assert KeepBest(1, "loss", "min").kept(losses) == KeepBest(1, "loss").kept(losses) == {2}
+    assert KeepBest(1, "loss", "max").kept(losses) == {1}
 
 
 def test_the_first_at_or_after_each_multiple_is_kept() -> None:
