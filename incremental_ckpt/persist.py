@@ -142,9 +142,9 @@ class Persister:
         assert attempt.parent is not None
         return SaveError(
             f"save of step {attempt.step} (seq {attempt.seq}) {outcome}: what it counts from has gone from "
-            f"{self._repository.store.url} since seq {attempt.parent.seq} was saved or resumed ({missing}). Find out "
-            "what deletes it (a cleaner of old files, a lifecycle rule, another job). The next save is a base and "
-            "stands alone"
+            f"{self._repository.store.url}, or can be read no more, since seq {attempt.parent.seq} was saved or "
+            f"resumed ({missing}). Find out what takes it away (a cleaner of old files, a lifecycle rule, another "
+            "job). The next save is a base and stands alone"
         )
 
     def _codecs_of(self, attempt: Attempt) -> Mapping[str, Codec]:

@@ -15,7 +15,14 @@ from typing import Any
 
 from incremental_ckpt.agreement import Report, check_same_call, first_error, make_error, written_error
 from incremental_ckpt.coordinator import Coordinator
-from incremental_ckpt.errors import CheckpointError, CorruptionError, FormatError, MismatchError, NotFoundError
+from incremental_ckpt.errors import (
+    CheckpointError,
+    CorruptionError,
+    FormatError,
+    MismatchError,
+    NotFoundError,
+    StorageError,
+)
 from incremental_ckpt.format.manifest import Manifest
 from incremental_ckpt.model import Difference, Field, ModelAdapter, Shard, Table
 from incremental_ckpt.repository import Listing, Repository
@@ -30,7 +37,7 @@ _SHOWN = 100
 """Differences that an error names."""
 
 _PASSES = 12
-"""How often a prune may overtake one resume."""
+"""How often a prune or a compaction may overtake one resume."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class Resume:
             MismatchError: model and checkpoint differ.
             FormatError: a newer version wrote it. Where that is so of a compaction only, the chain that it stands for
                 is resumed.
+            StorageError: the store does not answer, or compactions and prunes overtook every pass.
         """
         begun = self._clock()
         candidates = self._candidates(step) if self._coordinator.rank == 0 else None
@@ -105,6 +113,10 @@ class Resume:
         newer: FormatError | None = None
         while True:
             pick = self._agreed_pick(step, candidates)
+            if pick is not None and pick.first:
+                # What was tried before is not damaged: a prune or a compaction has passed meanwhile.
+                passed_over.clear()
+                damage = newer = None
             if newer is not None and (pick is None or pick.bases is None):
                 # An upgrade brings this one back: no older one is taken for it.
                 raise FormatError(f"{newer}. Without it {self._repository.store.url} has no whole chain") from newer
@@ -115,8 +127,6 @@ class Resume:
                     raise self._nothing_whole(passed_over, damage) from damage
                 self._agree_that_it_is_empty(step)
                 return None
-            if pick.first:
-                passed_over.clear()  # what was tried before is not damaged, but forgotten meanwhile
             loaded: _Loaded | None = None
             failure: Exception | None = None
             try:
@@ -210,17 +220,27 @@ class Resume:
                 if step is not None:
                     raise NotFoundError(f"{self._repository.store.url} holds no checkpoint, so none of step {step}")
                 return
-            first = True
-            for seq in self._seqs(step, listing):
-                yield self._marked(seq, listing, first=first)
-                first = False
-                if seq not in self._repository.listing().seqs:
-                    break  # it could not be loaded since a prune has forgotten it: nothing is damaged
-                below = sorted(base for base in listing.bases if base <= seq)
-                for count in range(len(below) - 1, -1, -1):
-                    yield replace(self._marked(seq, listing, first=False), bases=tuple(below[:count]))
+            for pick in self._picks(step, listing):
+                yield pick
+                now = self._repository.listing()
+                if (now.gone, now.bases) != (listing.gone, listing.bases):
+                    break  # a prune or a compaction has passed: what could not be read may be what it took
             else:
                 return
+        raise StorageError(
+            f"{_PASSES} times a compaction or a prune of {self._repository.store.url} has passed while this resume was "
+            "reading. Resume again; end what compacts and prunes there until then",
+            retryable=True,
+        )
+
+    def _picks(self, step: int | None, listing: Listing) -> Iterator[_Pick]:
+        """Those of one pass, as a listing shows them: of each checkpoint all ways that it can be read."""
+        first = True
+        for seq in self._seqs(step, listing):
+            below = sorted(base for base in listing.bases if base <= seq)
+            for bases in (None, *(tuple(below[:count]) for count in reversed(range(len(below))))):
+                yield replace(self._marked(seq, listing, first=first), bases=bases)
+                first = False
 
     def _seqs(self, step: int | None, listing: Listing) -> Iterator[int]:
         if step is not None:

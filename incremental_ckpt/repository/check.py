@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int, int], None]
 """``progress(checkpoints done, checkpoints in all, bytes read)``."""
 
-_PASSES = 3
+_PASSES = 12
+"""How often a prune or a compaction may overtake one check."""
 _LOST = "missing, and nothing says that this checkpoint was forgotten: it is lost"
 _MOST_LOST = 100
 """Numbers that are named; a marker that was tampered with could name any."""
@@ -92,7 +93,8 @@ class _Own:
 
 
 class _Check:
-    """One pass. What is learnt of a manifest is kept by its digest: chains share their checkpoints.
+    """Passes over one repository. What is learnt of a manifest is kept by its digest: chains share their checkpoints,
+    and a pass after the first reads only what is new or was not as it should be.
 
     Each rank manifest is parsed once. Those of one base at a time stay in memory, until its rows are looked for.
     """
@@ -112,6 +114,8 @@ class _Check:
         self.bytes_read = 0
 
     def run(self, listing: Listing) -> CheckReport:
+        self._own = {digest: own for digest, own in self._own.items() if not own.every}
+        self._uncovered = {chain: missing for chain, missing in self._uncovered.items() if not missing}
         problems: dict[Problem, None] = {}
         restorable: list[int] = []
         damaged: list[int] = []
@@ -359,17 +363,27 @@ def check_repository(repository: Repository, *, deep: bool, progress: Progress |
     """See Repository.check.
 
     Raises:
-        StorageError: the store does not answer.
+        StorageError: the store does not answer, or compactions and prunes overtook every pass.
         TypeError: ``deep`` is not True or False.
     """
     flag("deep", deep)
+    check = _Check(repository, deep, progress)
+    before: frozenset[Problem] = frozenset()
     for _ in range(_PASSES):
         listing = repository.listing()
-        report = _Check(repository, deep, progress).run(listing)
+        report = check.run(listing)
         if report.ok:
-            break
+            return report
         now = repository.listing()
         if (now.gone, now.bases) == (listing.gone, listing.bases):
-            break
-        # A prune or a compaction passed while we looked: what was missed may be what it took.
-    return report
+            return report
+        # A prune or a compaction passed while we looked: what was missed may be what it took. What is missed again by
+        # a pass that began after it is lost.
+        if before.issuperset(report.problems):
+            return report
+        before = frozenset(report.problems)
+    raise StorageError(
+        f"{_PASSES} times a compaction or a prune of {repository.store.url} has passed while this check was reading: "
+        "what it missed may be what they took. Check again; end what compacts and prunes there until then",
+        retryable=True,
+    )

@@ -19,7 +19,7 @@ from incremental_ckpt.format.manifest import Manifest, RankManifest, RankRef, Wa
 from incremental_ckpt.format.markers import Resume
 from incremental_ckpt.format.sealed import digest_of
 from incremental_ckpt.model import CheckpointInfo
-from incremental_ckpt.repository.chain import Link, Reading, walk
+from incremental_ckpt.repository.chain import Link, Reading, Unread, walk
 from incremental_ckpt.repository.check import CheckReport, check_repository
 from incremental_ckpt.repository.lineage import read_resume_markers, whole_ancestors, write_resume_marker
 from incremental_ckpt.repository.listing import Listing, check_size, list_checkpoints
@@ -189,8 +189,11 @@ class Repository:
             )  # no key: it is not that a named object is missing
         return seq
 
-    def links(self, seq: int, listing: Listing | None = None) -> list[Link]:
+    def links(self, seq: int, listing: Listing | None = None, unread: Unread | None = None) -> list[Link]:
         """The chain of a checkpoint, base first, each manifest verified against the digest that its child names.
+
+        Args:
+            unread: passes over equivalent bases that cannot be read; None: they are an error.
 
         Raises:
             CorruptionError: a manifest is damaged or not the one that the child names; that of an equivalent base too,
@@ -199,7 +202,7 @@ class Repository:
             NotFoundError: one is missing.
         """
         bases = (listing or self.listing()).bases
-        return [*walk(self, self.manifest(seq), bases)][::-1]
+        return [*walk(self, self.manifest(seq), bases, unread)][::-1]
 
     def read_along(self, read: Callable[..., T], *seqs: int | None) -> T:
         """``read`` of the chains of some checkpoints (None: the newest), a list of links each, base first.

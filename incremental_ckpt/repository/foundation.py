@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from incremental_ckpt.errors import CorruptionError, FormatError, NotFoundError
+from incremental_ckpt.errors import CorruptionError, FormatError, NotFoundError, StorageError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest
 from incremental_ckpt.model import CheckpointRef
@@ -23,6 +23,9 @@ Sizes = Mapping[str, int]
 _PACK = ".safetensors"
 _MOST_LISTED = 300
 """Manifests of a chain that are looked for in each listing: with their equivalents they fill one page of S3."""
+
+_PASSES = 4
+"""How often a prune or a compaction may overtake one look."""
 
 
 def missing_of(manifest: Manifest, attempts: Mapping[tuple[int, str], Sizes]) -> str | None:
@@ -63,33 +66,62 @@ class Foundation:
         self.chain: tuple[int, ...] = ()
         self.missing: str | None = None
         self._repository = repository
-        self._bases: frozenset[int] = frozenset()
         self._parent: CheckpointRef | None = None
         self._base: Manifest | None = None
+        self._unanswered = False
 
     def missing_below(self, parent: CheckpointRef) -> str | None:
         """What is missing of the base under a parent, or of the manifests that lead there; None while all is there.
 
-        It takes one listing, of the base's folder: manifests that are known are not read again as long as their base
-        is there.
+        It takes one listing, of the base's folder, and another of all numbers where the chain has to be walked:
+        manifests that are known are not read again as long as their base is there. What cannot be read counts as
+        missing where the store says that trying again does not help, or has said twice in a row that it cannot be read.
+
+        Raises:
+            StorageError: the store does not answer.
         """
-        if self._missing_below(parent) is None:
-            return None
-        # Seen with what was known before; a prune or a compaction may have passed.
-        self._repository.forget()
-        self._parent = self._base = None
-        self._bases = self._repository.listing().bases
-        self.missing = self._missing_below(parent)
+        try:
+            self.missing = self._missing_anew(parent) if self._missing_below(parent) is not None else None
+        except StorageError as error:
+            if error.retryable and not self._unanswered:
+                self._unanswered = True
+                raise
+            # It answers elsewhere, as the save has come this far: what it does not answer for is as good as gone.
+            self._parent = self._base = None
+            self.missing = str(error)
+        self._unanswered = False
         return self.missing
 
     def missing_in(self, listing: Listing) -> str | None:
-        """Which manifests of the chain a listing that begins with it lacks."""
+        """Which manifests of the chain a listing that begins with it lacks, unless a compaction has made up for it."""
         lost = [layout.manifest_key(seq) for seq in self.chain if seq not in listing.committed]
-        return f"{lost[0]} is missing" + (f", and {len(lost) - 1} more" if lost[1:] else "") if lost else None
+        if not lost or self._is_whole_anew():
+            return None
+        return f"{lost[0]} is missing" + (f", and {len(lost) - 1} more" if lost[1:] else "")
 
-    def _missing_below(self, parent: CheckpointRef) -> str | None:
+    def _is_whole_anew(self) -> bool:
         try:
-            base = self._base_of(parent)
+            return self._parent is not None and self._missing_anew(self._parent) is None
+        except Exception:  # what has been written is not known to be whole, whatever a store raises
+            return False
+
+    def _missing_anew(self, parent: CheckpointRef) -> str | None:
+        """What is missing, whatever was known before: a prune or a compaction may have passed, also while it looks."""
+        seen: Listing | None = None
+        for _ in range(_PASSES):
+            listing = self._repository.listing()
+            if seen is not None and (listing.gone, listing.bases) == (seen.gone, seen.bases):
+                break
+            self._repository.forget()
+            self._parent = self._base = None
+            if (missing := self._missing_below(parent, listing)) is None:
+                return None
+            seen = listing
+        return missing
+
+    def _missing_below(self, parent: CheckpointRef, listing: Listing | None = None) -> str | None:
+        try:
+            base = self._base_of(parent, listing)
         except (NotFoundError, CorruptionError, FormatError) as damage:
             return str(damage)
         if base is None:
@@ -100,7 +132,7 @@ class Foundation:
         }
         return missing_of(base, found)
 
-    def _base_of(self, parent: CheckpointRef) -> Manifest | None:
+    def _base_of(self, parent: CheckpointRef, listing: Listing | None) -> Manifest | None:
         """What the tables of the chain's first link are read from; None where the parent is another checkpoint."""
         if parent == self._parent:
             return self._base
@@ -109,8 +141,14 @@ class Foundation:
             return None
         if self._base is not None and manifest.parent == self._parent:
             chain = (*self.chain, parent.seq)  # the delta saved last: the chain need not be walked
+        elif manifest.parent is None and listing is None:
+            chain, self._base = (parent.seq,), manifest
         else:
-            links = self._repository.links(parent.seq, Listing((), frozenset(), self._bases))
+            links = self._repository.links(parent.seq, listing or self._repository.listing(), _passed_over)
             chain, self._base = tuple(link.manifest.seq for link in links), links[0].tables
         self.chain, self._parent = chain[-_MOST_LISTED:], parent
         return self._base
+
+
+def _passed_over(seq: int, error: CorruptionError | FormatError) -> None:
+    """An equivalent base that a resume cannot read is none: it says so itself, and reads what lies below."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from incremental_ckpt.errors import CorruptionError
+from incremental_ckpt.errors import CorruptionError, NotFoundError
 from incremental_ckpt.format import layout
 from incremental_ckpt.format.manifest import Manifest, Place, RankManifest, Wanted
 from incremental_ckpt.model import Difference, Shard, Table
@@ -60,7 +60,7 @@ def find(
 
     Raises:
         CorruptionError: naming the object.
-        NotFoundError: a rank manifest is missing.
+        NotFoundError: a rank manifest or a pack is missing: a prune or a compaction may have passed.
     """
     found = [_chosen(repository, link.tables, live, rank, world_size) for link in links]
     chosen = [manifests for manifests, _ in found]
@@ -115,12 +115,13 @@ def _check_packs(repository: Repository, found: RankManifest) -> None:
     prefix = layout.rank_manifest_key(found.seq, found.attempt, found.rank).removesuffix(".json")
     sizes = {o.key: o.size for o in repository.store.list(prefix)} if found.packs else {}
     for pack in found.packs:
-        if sizes.get(pack.key) != pack.size:
+        if pack.key not in sizes:
+            raise NotFoundError(f"no object {pack.key} in {repository.store.url}", key=pack.key)
+        if sizes[pack.key] != pack.size:
             raise CorruptionError(
-                f"{pack.key} in {repository.store.url} "
-                + (f"has {sizes[pack.key]} bytes instead of {pack.size}" if pack.key in sizes else "is missing")
-                + ". Restore it from a copy, or resume an ancestor",
-                key=pack.key, expected=f"{pack.size} bytes", found=f"{sizes.get(pack.key, 'nothing')}",
+                f"{pack.key} in {repository.store.url} has {sizes[pack.key]} bytes instead of {pack.size}. Restore it "
+                "from a copy, or resume an ancestor",
+                key=pack.key, expected=f"{pack.size} bytes", found=f"{sizes[pack.key]}",
             )  # fmt: skip
 
 

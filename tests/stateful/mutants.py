@@ -328,7 +328,7 @@ MUTANTS = (
         "a resume that a prune has overtaken takes what is missing for damage",
         Resume,
         "_candidates",
-        "if seq not in self._repository.listing().seqs:",
+        "if (now.gone, now.bases) != (listing.gone, listing.bases):",
         "if False:",
         ("READ",),
         replace(TOOLED, older=0.6, rival=0.03),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from small_runs import Run, assert_same
 
-from incremental_ckpt import Checkpointer, ConflictError, KeepLast, Repository, SaveError, Settings
+from incremental_ckpt import Checkpointer, ConflictError, KeepLast, Repository, SaveError, Settings, StorageError
 from incremental_ckpt.compaction import compact
 from incremental_ckpt.format import layout
 from incremental_ckpt.pruning import prune
 from incremental_ckpt.storage import MemoryStore
-from incremental_ckpt.testing import FaultStore, Op, Perform
+from incremental_ckpt.testing import FaultStore, Injector, Op, Perform, fail, on
 
 TINY = Settings(pack_bytes=900, entry_bytes=256, low_priority=False)
 KINDS = ("consecutive", "one-shot", "intermittent")
@@ -205,6 +205,116 @@ def test_a_store_that_is_emptied_while_a_delta_is_written_fails_that_delta(run: 
             save(run, c, 3)
         assert save(run, c, 4) == "base"
     assert_resumes(store_name, run.copy(), 4)
+
+
+def unreadable(key: str, *, retryable: bool) -> Injector:
+    def error(op: Op) -> StorageError:
+        return StorageError(f"cannot read {op.key}: InvalidObjectState: it was archived", retryable=retryable)
+
+    return fail(on("get", key), error)
+
+
+def compacted(store_name: str, steps: int) -> None:
+    """A run whose newest checkpoint is read from an equivalent base, above the manifests that it stands for."""
+    run = Run(seed=6)
+    with checkpointer(run, store_name) as c:
+        for step in range(1, steps + 1):
+            save(run, c, step)
+    compact(Repository(MemoryStore(store_name)))
+    prune(Repository(MemoryStore(store_name)), KeepLast(1), dry_run=False)
+
+
+@pytest.mark.parametrize("retryable", [False, True])
+def test_a_manifest_below_the_equivalent_base_that_cannot_be_read_is_needed_by_no_save(
+    retryable: bool, run: Run, store_name: str
+) -> None:
+    compacted(store_name, 4)
+    store = FaultStore(MemoryStore(store_name), unreadable("manifests/0000000[123].json", retryable=retryable))
+    with checkpointer(run, store) as c:
+        c.resume_from_checkpoint()
+        assert [save(run, c, step) for step in (5, 6, 7)] == ["delta"] * 3
+    assert_resumes(store_name, run.copy(), 7)
+
+
+def test_what_the_first_save_after_a_resume_reads_does_not_grow_with_the_history(store_name: str) -> None:
+    gets: list[str] = []
+
+    def note(op: Op, perform: Perform) -> Any:
+        if op.kind in ("get", "list") and op.key.startswith(layout.MANIFESTS):
+            gets.append(op.kind)
+        return perform(op)
+
+    read = []
+    for steps in (4, 12):
+        compacted(f"{store_name}-{steps}", steps)
+        life = Run(seed=7)
+        with checkpointer(life, FaultStore(MemoryStore(f"{store_name}-{steps}"), note)) as c:
+            c.resume_from_checkpoint()
+            gets.clear()
+            assert save(life, c, steps + 1) == "delta"
+            assert c._saver._flight is not None
+            assert c._saver._flight.written.wait(60)
+            read.append([*gets])
+    assert read == [["list", "list", "get"]] * 2  # the bases, then the look at what was committed
+
+
+@pytest.mark.parametrize("unread", ["manifests/00000004.base.json", "manifests/00000004.json"])
+@pytest.mark.parametrize("retryable", [False, True])
+def test_what_a_delta_counts_from_and_nobody_can_read_any_more_fails_few_saves_and_a_base_follows(
+    retryable: bool, unread: str, run: Run, store_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compacted(store_name, 4)
+    store = FaultStore(MemoryStore(store_name))
+    with checkpointer(run, store) as c:
+        c.resume_from_checkpoint()
+        monkeypatch.setattr("incremental_ckpt.repository.core._KNOWN_MANIFESTS", 1)  # so that it is read again
+        c._repository.forget()
+        store.inject(unreadable(unread, retryable=retryable))
+        if retryable:
+            with pytest.raises(SaveError, match="it was archived"):
+                save(run, c, 5)
+        with pytest.raises(SaveError, match=r"committed nothing.*can be read no more.*it was archived.* is a base"):
+            save(run, c, 6)
+        assert [save(run, c, step) for step in (7, 8)] == ["base", "delta"]
+    assert_resumes(store_name, run.copy(), 6)
+
+
+def test_a_lost_manifest_that_a_compaction_has_made_up_for_is_missed_by_nobody(run: Run, store_name: str) -> None:
+    with checkpointer(run, store_name) as c:
+        for step in range(1, 7):
+            save(run, c, step)
+            if step == 4:
+                compact(Repository(MemoryStore(store_name)))
+        lose(store_name, "manifests/00000002.json")
+        assert [save(run, c, step) for step in (7, 8)] == ["delta"] * 2
+        assert_resumes(store_name, run.copy(), 8)
+        lose(store_name, "manifests/00000005.json")
+        with pytest.raises(SaveError, match=r"is written and cannot be resumed: .*00000005.json is missing"):
+            save(run, c, 9)
+        assert save(run, c, 10) == "base"
+
+
+def test_a_compaction_and_a_prune_that_pass_while_a_save_looks_for_its_base_fail_no_save(
+    run: Run, store_name: str
+) -> None:
+    other = Repository(MemoryStore(store_name))
+    compacted(store_name, 4)
+    compactions = iter((5, 6))
+
+    def passes(op: Op, perform: Perform) -> Any:
+        if op.kind == "list" and op.key.startswith(layout.DATA) and (seq := next(compactions, None)) is not None:
+            compact(other, seq)
+            prune(other, KeepLast(1), dry_run=False)
+        return perform(op)
+
+    store = FaultStore(MemoryStore(store_name))
+    with checkpointer(run, store) as c:
+        c.resume_from_checkpoint()
+        assert [save(run, c, step) for step in (5, 6, 7)] == ["delta"] * 3
+        store.inject(passes)
+        assert save(run, c, 8) == "delta"
+        assert next(compactions, None) is None
+    assert_resumes(store_name, run.copy(), 8)
 
 
 def test_a_store_that_does_not_answer_has_lost_nothing(run: Run, store_name: str) -> None:
