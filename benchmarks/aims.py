@@ -83,9 +83,7 @@ AIMS: Sequence[Aim] = (
     Aim("resume of a base and 20 deltas / `dcp.load`", "resume", r"\bdeltas / dcp.load"),
     Aim(
         "run time with `Adaptive(max_overhead=0.035)` / without", "recovery", "^run time",
-        "stall and tracking are some 2 %, as measured; what steps take longer beside a save is found to be about half "
-        "of what windows with and without saves tell; three runs gave 1.04 to 1.05, and windows differ among "
-        "themselves by as much as the budget",
+        "windows of one interval differ among themselves by as much as the budget (see the quartiles); runs had 1.033",
     ),
     Aim("expected recovery time at 3.5 % overhead, `dcp.save` / ours", "recovery", "^expected recovery"),
     Aim("upload to S3 (moto) / boto3's `upload_file`", "stores", "^upload, s3: .*_file$"),
