@@ -12,6 +12,7 @@ from typing import Any
 
 from accuracy import ADAM_CODECS
 from accuracy_figures import ALLOWED_PERCENT, Mean, Result
+from accuracy_text import at_most, percent
 
 from incremental_ckpt.codecs import codec_for
 from incremental_ckpt.codecs.chosen import OPTIMIZER_CODECS
@@ -64,8 +65,8 @@ def _table(found: Mapping[str, Result]) -> str:
                 lines.append(
                     f"| `{codec}` | {_bytes(codec)} | {restores} | {name} | {change.loss.count} "
                     f"| {f'{_times(min(updates))} – {_times(max(updates))}' if updates else ''} "
-                    f"| {_percent(change.loss)} | {_worst(change.loss)} | {_percent(change.auc)} "
-                    f"| {_worst(change.auc)} | {'**fails**' if fails else 'does not fail'} |"
+                    f"| {percent(change.loss)} | {at_most(change.loss)} | {percent(change.auc)} "
+                    f"| {at_most(change.auc)} | {'**fails**' if fails else 'does not fail'} |"
                 )
     offered = " and ".join(f"`{codec}`" for codec in ADAM_CODECS if codec in OPTIMIZER_CODECS)
     return "\n".join(lines) + (
@@ -108,11 +109,3 @@ def _data(name: str, result: Result) -> str:
 
 def _times(ratio: float) -> str:
     return f"{ratio:.3f}x" if ratio < 10 else f"{ratio:.0f}x"
-
-
-def _percent(mean: Mean) -> str:
-    return f"{mean.mean:+.3f} %" if mean.error is None else f"{mean.mean:+.3f} ± {mean.error:.3f} %"
-
-
-def _worst(mean: Mean) -> str:
-    return "" if mean.worst is None else f"{mean.worst:+.3f} %"

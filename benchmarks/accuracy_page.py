@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 from accuracy import CODECS, RESTORES  # noqa: E402 - the path comes first
 from accuracy_figures import ALLOWED_PERCENT, PUBLISHED, Change, Mean, Result, judged  # noqa: E402
 from accuracy_optimizer_page import optimizer_section  # noqa: E402
+from accuracy_text import at_most, percent  # noqa: E402
 
 from incremental_ckpt.codecs import AutoCodec, codec_named  # noqa: E402
 from incremental_ckpt.model import Field  # noqa: E402
@@ -85,8 +86,8 @@ def _verdicts(results: Mapping[str, Result]) -> str:
                 continue
             spread = f"{result.spread('loss'):.2f} %, {result.spread('auc'):.2f} %"
             lines.append(
-                f"| {restores} | `{width}` | {name} | {change.loss.count} | {_percent(change.loss)} "
-                f"| {_worst(change.loss)} | {_percent(change.auc)} | {_worst(change.auc)} | {spread} "
+                f"| {restores} | `{width}` | {name} | {change.loss.count} | {percent(change.loss)} "
+                f"| {at_most(change.loss)} | {percent(change.auc)} | {at_most(change.auc)} | {spread} "
                 f"| {_verdict(change)} |"
             )
     lines.append("")
@@ -187,7 +188,7 @@ def _change_table(result: Result, figure: str) -> str:
                 cells.append(f"0, bit for bit ({runs})")
             else:
                 mean: Mean = getattr(change, figure)
-                cell = f"{_percent(mean)} ({mean.count})"
+                cell = f"{percent(mean)} ({mean.count})"
                 cells.append(f"**{cell}**" if mean.fails else cell)
         if any(cells):
             lines.append(f"| `{codec}` | {' | '.join(cells)} |")
@@ -235,14 +236,6 @@ def _error_table(result: Result) -> str:
 
 def _significant(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
-
-
-def _percent(mean: Mean) -> str:
-    return f"{mean.mean:+.3f} %" if mean.error is None else f"{mean.mean:+.3f} ± {mean.error:.3f} %"
-
-
-def _worst(mean: Mean) -> str:
-    return "" if mean.worst is None else f"{mean.worst:+.3f} %"
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Schedule:
         self._marked_seconds = 0.0
         self._saved_within = False
         self._told_steps = 0
-        self._epochs_told = False
+        self._misses_epochs = any(isinstance(policy, EveryEpoch) for policy in when)
 
     def timed(self, mark: Mark) -> Mark:
         """The same, measured if a policy goes by what it costs."""
@@ -85,13 +85,13 @@ class Schedule:
     def check_epoch(self, epoch: int | None) -> None:
         """Raises ValueError where no save can ever happen because no step tells its epoch; warns once where some
         cannot."""
-        if epoch is not None or self._epochs_told or not any(isinstance(w, EveryEpoch) for w in self._when):
+        if epoch is not None or not self._misses_epochs:
             return
         told = "EveryEpoch() saves where the epoch changes, and step() was given none: step(..., epoch=epoch)"
         if len(self._when) == 1:
             raise ValueError(told)
         log.warning("%s", told)
-        self._epochs_told = True
+        self._misses_epochs = False
 
     @property
     def waits(self) -> bool:

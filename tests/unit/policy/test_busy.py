@@ -55,39 +55,25 @@ def test_lateness_is_told_of_one_step_and_of_several() -> None:
     assert [str(Late(steps)) for steps in (0, 1, 2)] == ["", "deferred by 1 step", "deferred by 2 steps"]
 
 
-def test_a_save_that_is_still_deferred_at_the_end_is_told(store_name: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("busy", "why"), [("defer", "was put off"), ("skip", "was skipped")])
+def test_a_save_that_is_left_out_at_the_end_is_told(
+    busy: Any, why: str, store_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     run = Run()
     store = FaultStore(MemoryStore(store_name))
     stall = store.inject(Stall(on("put", "data/00000001*", at=1)))
     with Checkpointer(
-        run.model, store, **run.arguments, when=EverySteps(2), settings=Settings(low_priority=False)
+        run.model, store, **run.arguments, when=EverySteps(2), busy=busy, settings=Settings(low_priority=False)
     ) as checkpointer:
         for step in range(1, 6):
             run.train()
             checkpointer.step(step)
         assert stall.reached.wait(60)
         threading.Timer(0.1, stall.release).start()
-    assert [r for r in caplog.messages if "a save was due at step 4" in r and "save_checkpoint(step)" in r]
+    told = f"a save was due at step 4, {why}"
+    assert [r for r in caplog.messages if told in r and "save_checkpoint(step)" in r]
     caplog.clear()
-    train(f"{store_name}-made", "defer", 6)
-    assert not [r for r in caplog.messages if "a save was due" in r]
-
-
-def test_a_save_that_is_skipped_at_the_end_is_told(store_name: str, caplog: pytest.LogCaptureFixture) -> None:
-    run = Run()
-    store = FaultStore(MemoryStore(store_name))
-    stall = store.inject(Stall(on("put", "data/00000001*", at=1)))
-    with Checkpointer(
-        run.model, store, **run.arguments, when=EverySteps(2), busy="skip", settings=Settings(low_priority=False)
-    ) as checkpointer:
-        for step in range(1, 6):
-            run.train()
-            checkpointer.step(step)
-        assert stall.reached.wait(60)
-        threading.Timer(0.1, stall.release).start()
-    assert [r for r in caplog.messages if "a save was due at step 4, was skipped" in r and "save_checkpoint(step)" in r]
-    caplog.clear()
-    train(f"{store_name}-made", "skip", 6)
+    train(f"{store_name}-made", busy, 6)
     assert not [r for r in caplog.messages if "a save was due" in r]
 
 
