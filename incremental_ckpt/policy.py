@@ -318,13 +318,14 @@ class KeepBest:
     def kept(self, checkpoints: Sequence[CheckpointInfo]) -> frozenset[int]:
         least = self.mode == "min" or (self.mode is None and self.metric == "loss")
         sign = -1.0 if least else 1.0
-        values = {info.seq: self._value(info) for info in checkpoints}
+        values = {info.seq: self.value(info) for info in checkpoints}
         ranked = sorted((sign * v, seq) for seq, v in values.items() if v is not None and v == v)
         if not ranked:
             return frozenset(values)
         return frozenset(seq for _, seq in ranked[-self.count :])
 
-    def _value(self, info: CheckpointInfo) -> float | None:
+    def value(self, info: CheckpointInfo) -> float | None:
+        """What a checkpoint is ranked by; None where it has none."""
         return info.metrics.get(self.metric, info.loss if self.metric == "loss" else None)
 
 

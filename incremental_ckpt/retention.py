@@ -37,7 +37,7 @@ class _BeforeRun:
 def unranked_metrics(repository: Repository, policies: Iterable[Keep], kept: Iterable[int]) -> Mapping[str, str]:
     """Metrics by which ``KeepBest`` can rank none of the kept checkpoints, so that it keeps all, each with a line that
     says so: most often the name is misspelt, or the metric comes with a later save."""
-    wanted = {policy.metric for policy in policies if isinstance(policy, KeepBest)}
+    wanted = {policy.metric: policy for policy in policies if isinstance(policy, KeepBest)}
     infos: list[CheckpointInfo] = []
     for seq in kept if wanted else ():
         with suppress(CorruptionError, NotFoundError):  # the plan tells of those
@@ -45,8 +45,8 @@ def unranked_metrics(repository: Repository, policies: Iterable[Keep], kept: Ite
     known = {name for info in infos for name in info.metrics}
     others = ", ".join(sorted(known)) or "none"
     found: dict[str, str] = {}
-    for name in sorted(wanted) if infos else ():
-        values = [info.metrics.get(name, info.loss if name == "loss" else None) for info in infos]
+    for name, policy in sorted(wanted.items()) if infos else ():
+        values = [policy.value(info) for info in infos]
         if all(value is None for value in values):
             found[name] = f"no checkpoint has the metric {name}, so all are kept until one has it (metrics: {others})"
         elif all(value is None or value != value for value in values):

@@ -268,13 +268,15 @@ class Saver:
 
     def _tell_of_whole_tables(self, tables: Sequence[Table]) -> None:
         """Once, at the first delta: it is as large as a base, for a reason that is easily missed."""
-        told, self._told_of_whole_tables = self._told_of_whole_tables, True
+        if self._told_of_whole_tables:
+            return
+        self._told_of_whole_tables = True
         found: dict[str, list[Shard]] = {}
         for table in tables:
             is_large = table.shard.rows * table.shard.row_bytes >= _WORTH_A_WORD
             if table.whole_because and is_large and not (table.replicated and self._rank):
                 found.setdefault(table.whole_because, []).append(table.shard)
-        for why, shards in found.items() if not told else ():
+        for why, shards in found.items():
             names = ", ".join(shard.table for shard in shards[:_NAMED]) + (", ..." if len(shards) > _NAMED else "")
             log.warning(
                 "every delta carries all rows of %d tables (%s; %s): %s",
